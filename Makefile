@@ -35,7 +35,7 @@ help:
 	@echo "make coming-from  run the other frameworks' half of the programs in docs/coming-from, with their packages"
 	@echo "make docs    build the documentation into site/, offline"
 	@echo "make docs-serve  show the documentation in a browser, and build it again when a page changes"
-	@echo "make screenshots  save a screenshot of each view of the page (light, dark, phone) into screenshots/"
+	@echo "make screenshots  save a screenshot of each view of the page (light, dark, phone, zoom) into screenshots/"
 	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.demo

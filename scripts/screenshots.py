@@ -1,4 +1,7 @@
-"""Save a screenshot of each view of the page: light, dark and phone. Usage: scripts/screenshots.py FOLDER"""
+"""Save a screenshot of each view of the page: light, dark, phone and 200 % zoom.
+
+Usage: scripts/screenshots.py FOLDER [VIEW...]
+"""
 
 import sys
 import tempfile
@@ -13,6 +16,7 @@ LOOKS = {
     "light": {"viewport": {"width": 1200, "height": 860}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1200, "height": 860}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "is_mobile": True, "has_touch": True},
+    "zoom": {"viewport": {"width": 640, "height": 400}, "color_scheme": "light", "device_scale_factor": 2},
 }
 
 
@@ -43,6 +47,25 @@ def offer_more_time(page: Page) -> None:
     page.get_by_role("button", name="More time").click()
 
 
+def open_group(page: Page) -> None:
+    page.locator("holdfast-calls summary").first.click()
+    page.locator("holdfast-calls").scroll_into_view_if_needed()
+
+
+def pick_time(page: Page) -> None:
+    page.get_by_label("starts", exact=True).fill("2026-07-31T14:30")
+
+
+def remember_for_user(page: Page) -> None:
+    page.get_by_label("Remember").select_option("tool")
+    page.get_by_label("where").select_option("user")
+    page.locator(".covers").scroll_into_view_if_needed()
+
+
+def ask_to_stop(page: Page) -> None:
+    page.get_by_role("button", name="Stop", exact=True).click()
+
+
 def approve_as(stage: Stage, conversation: str, *people: str) -> None:
     call = stage.pending_call(conversation)
     for who in people:
@@ -71,7 +94,7 @@ def cancel_file_chooser(page: Page) -> None:
     page.locator(".why").wait_for()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *only: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, browser() as launched:
         stage = Stage(Path(place))
@@ -81,7 +104,7 @@ def main(folder: Path) -> None:
                 word: stage.conversation(word)
                 for word in (
                     *("refund", "patch", "book", "sign", "evil", "think", "fail"),
-                    *("publish", "transfer", "rent"),
+                    *("publish", "transfer", "rent", "reprint", "parcels", "meet", "links"),
                 )
             }
             approve_as(stage, talks["publish"], "ada")
@@ -99,6 +122,12 @@ def main(folder: Path) -> None:
                 "votes": (f"c/{talks['publish']}", offer_more_time),
                 "requester": (f"c/{talks['transfer']}", None),
                 "asked-again": (f"c/{talks['rent']}", None),
+                "folded": (f"c/{talks['reprint']}", None),
+                "scope": (f"c/{talks['reprint']}", remember_for_user),
+                "group": (f"c/{talks['parcels']}", open_group),
+                "times": (f"c/{talks['meet']}", pick_time),
+                "links": (f"c/{talks['links']}", None),
+                "stopping": (f"c/{talks['parcels']}", ask_to_stop),
                 "question": (f"c/{talks['book']}", answer_question),
                 "long": (f"c/{talks['sign']}", None),
                 "hostile": (f"c/{talks['evil']}", None),
@@ -116,6 +145,8 @@ def main(folder: Path) -> None:
             for look, options in LOOKS.items():
                 visitor = Visitor(launched, stage, "alice", **options)
                 for name, (where, act) in views.items():
+                    if only and name not in only:
+                        continue
                     page = visitor.page(where() if callable(where) else where)
                     page.locator("holdfast-app .app").wait_for()
                     page.wait_for_timeout(900)  # until the view is complete and the cards accept clicks
@@ -130,4 +161,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

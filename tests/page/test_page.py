@@ -303,7 +303,7 @@ def test_an_approval_is_remembered_for_everyone_where_the_server_offers_it(visit
     """The card offers the scopes that the server allows: for a high risk only this conversation [B115]."""
     page = visit().page(f"c/{stage.conversation('refund')}")
     page.get_by_label("Remember").select_option("tool")
-    expect(page.locator(".remember", has_text="in this conversation")).to_be_visible()
+    expect(page.locator(".covers", has_text="in this conversation")).to_be_visible()
     expect(page.get_by_label("where")).to_have_count(0)
     page = visit().page(f"c/{stage.conversation('sign')}")
     page.get_by_label("Remember").select_option("tool")

@@ -250,3 +250,99 @@ def test_the_reason_of_a_batch_is_not_carried_into_the_next_batch(visit, stage: 
         if event["type"] == "CallResolved"
     ]
     assert reasons == ["too expensive", ""]
+
+
+# --- folded lines and long content ---
+
+
+def test_unchanged_lines_of_a_diff_are_folded_and_open_by_key_and_click(visit, stage: Stage):
+    """The changed line, its words and its numbers in both texts are shown; only unchanged lines are folded [B73]."""
+    name = stage.conversation("reprint")
+    page = visit().page(f"c/{name}")
+    diff = page.locator("holdfast-approval .preview .diff")
+    removed, added = diff.locator(".removed"), diff.locator(".added")
+    expect(removed.locator("del")).to_have_text("600")
+    expect(added.locator("ins")).to_have_text("650")
+    expect(removed.locator("code")).to_have_text("dish 600: 600 EUR")
+    assert (removed.get_attribute("data-old"), removed.get_attribute("data-new")) == ("600", None)
+    assert (added.get_attribute("data-old"), added.get_attribute("data-new")) == (None, "600")
+    expect(diff.locator(".kept")).to_have_count(6)
+    folds = diff.locator(".fold summary")
+    expect(folds).to_have_text(["596 unchanged lines", "597 unchanged lines"])
+    read_card(page.locator("holdfast-approval .approve"))
+
+    folds.nth(0).focus()
+    page.keyboard.press("Enter")
+    expect(diff.locator(".kept")).to_have_count(602)
+    first = diff.locator(".kept").first
+    assert (first.get_attribute("data-old"), first.get_attribute("data-new")) == ("1", "1")
+    page.keyboard.press("Enter")
+    expect(diff.locator(".kept")).to_have_count(6)
+    folds.nth(1).click()
+    expect(diff.locator(".kept")).to_have_count(603)
+    assert resolved_calls(stage, name) == []
+
+
+def test_an_edit_shows_all_arguments_that_are_approved_and_folds_none(visit, stage: Stage):
+    """What would be approved is never folded [B73]."""
+    page = visit().page(f"c/{stage.conversation('fields')}")
+    card = page.locator("holdfast-approval")
+    read_and_click(card.locator(".edit"))
+    card.get_by_role("radio").first.check()
+    changes = card.locator("section", has_text="Your changes")
+    expect(changes.locator(".added")).to_have_count(1)
+    expect(changes.locator(".kept")).to_have_count(42)
+    expect(changes.locator(".fold")).to_have_count(0)
+
+
+def test_a_line_with_hidden_characters_or_of_another_kind_has_no_marked_words(visit, stage: Stage):
+    """A part of a line that is shown alone must not look different from the whole line."""
+    page = visit().page("inbox")
+    until(page, "customElements.get('holdfast-fold') !== undefined")
+    count = """async ([before, after]) => {
+        const [{ diffLines }, { render }] = await Promise.all([import('./static/elements/values.js'), import('lit')]);
+        const box = document.createElement('div');
+        render(diffLines([['-', before], ['+', after]]), box);
+        return box.querySelectorAll('ins, del').length;
+    }"""
+    for before, after, marks in (
+        ("pay 100 EUR to ada", "pay 900 EUR to ada", 2),
+        ("pay 100 EUR to ada", "pay 900 EUR to \u202eada", 0),
+        ("the team \U0001f469\u200d\U0001f4bb pays", "the team \U0001f469\u200d\U0001f52c pays", 0),
+        ("pay 100 EUR to ada", "nothing else matters", 0),
+    ):
+        assert page.evaluate(count, [before, after]) == marks, (before, after)
+
+
+@pytest.mark.parametrize("size", [PHONE, ZOOMED, {"width": 1280, "height": 800}])
+def test_a_key_that_approves_too_early_says_why_and_moves_through_the_card(visit, stage: Stage, size: dict[str, int]):
+    """The key ``a`` pages through what was not seen, says so, and approves only at the end [B73]."""
+    name = stage.conversation("sign")
+    stage.pending_call(name)
+    page = visit(viewport=size).page(f"c/{name}")
+    card, gate = page.locator("holdfast-approval .card"), page.locator("holdfast-approval .gate")
+    content = page.locator("holdfast-approval .content")
+    expect(card).to_be_visible()
+    card.focus()
+    places: list[float] = []
+    for _ in range(40):
+        page.keyboard.press("a")
+        if "you have not seen all of this card" in (gate.text_content() or ""):
+            places.append(content.evaluate("box => box.scrollTop"))
+            step = content.evaluate("box => box.clientHeight")
+            assert places[-1] - [0.0, *places][-2] < step, "no line is skipped"
+        page.wait_for_timeout(100)
+        if resolved_calls(stage, name):
+            break
+    assert resolved_calls(stage, name)
+    assert len(set(places)) > 2
+
+
+def test_a_key_that_cannot_approve_says_why(visit, stage: Stage):
+    """An invalid edit is not silently ignored."""
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    card = page.locator("holdfast-approval")
+    read_and_click(card.locator(".edit"))
+    card.get_by_label("amount", exact=True).fill("much")
+    page.keyboard.press("Control+Enter")
+    expect(card.locator(".gate")).to_have_text("Nothing was sent: the arguments are not valid yet.")

@@ -181,10 +181,10 @@ def test_an_interrupted_call_cannot_be_edited_and_a_batch_says_that_it_was_inter
 def test_the_duration_of_a_remembered_approval_is_kept_when_its_scope_changes(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     page.get_by_label("Remember").select_option("tool")
-    page.locator(".remember select").nth(1).select_option("1h")
+    page.locator(".remember select").nth(1).select_option("1d")
     page.get_by_label("Remember").select_option("")
     page.get_by_label("Remember").select_option("tool")
-    expect(page.locator(".remember select").nth(1)).to_have_value("1h")
+    expect(page.locator(".remember select").nth(1)).to_have_value("1d")
 
 
 def test_a_pending_call_is_shown_even_after_210_more_messages(visit, stage: Stage):

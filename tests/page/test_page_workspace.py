@@ -43,8 +43,8 @@ def test_a_file_change_is_shown_with_its_counts_and_a_numbered_diff(visit, stage
     removed, added = content.locator(".diff .removed"), content.locator(".diff .added")
     expect(removed.locator("code")).to_have_text("-- line 9")
     expect(added.locator("code")).to_have_text("line nine")
-    assert (removed.get_attribute("data-line"), added.get_attribute("data-line")) == ("9", "9")
-    kept = [line.get_attribute("data-line") for line in content.locator(".diff .kept").all()]
+    assert (removed.get_attribute("data-old"), added.get_attribute("data-new")) == ("9", "9")
+    kept = [line.get_attribute("data-new") for line in content.locator(".diff .kept").all()]
     assert kept == ["6", "7", "8", "10", "11", "12"]
     assert not re.search("[0-9a-f]{64}", content.inner_text()), "versions are for the program"
 
@@ -57,9 +57,9 @@ def test_a_change_of_several_files_names_each_and_marks_hidden_characters(visit,
     expect(chips).to_have_text(["changed", "new file", "deleted", "new file"])
     hidden = content.locator(".diff .added", has_text="pay")
     expect(hidden.locator(".unseen")).to_have_text(["U+202E", "U+202C", "U+200B"])
-    assert hidden.get_attribute("data-line") == "21"
+    assert hidden.get_attribute("data-new") == "21"
     expect(content.locator(".diff .about", has_text="b/src/new module.py")).to_be_visible()
-    expect(content.locator(".diff .removed", has_text="# Old")).to_have_attribute("data-line", "1")
+    expect(content.locator(".diff .removed", has_text="# Old")).to_have_attribute("data-old", "1")
 
 
 def test_a_long_diff_must_be_loaded_and_seen_before_it_can_be_approved(visit, stage: Stage):
@@ -85,7 +85,7 @@ def test_a_long_diff_must_be_loaded_and_seen_before_it_can_be_approved(visit, st
     page.keyboard.press("Enter")
     end = content.locator(".diff .added", has_text="the_end")
     expect(end.locator(".unseen")).to_have_text(["U+202E", "U+202C", "U+200B"])
-    assert end.get_attribute("data-line") == "5001"
+    assert end.get_attribute("data-new") == "5001"
     expect(content.locator(".whole")).to_be_focused()
     expect(content.locator(".diff .added")).to_have_count(5001)
     expect(page.get_by_text("Scroll to the end to approve.")).to_be_visible()

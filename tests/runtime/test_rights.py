@@ -36,10 +36,10 @@ CLERK = Principal("carl", roles=("clerk",))
 BOSS = Principal("ann", roles=("boss",))
 
 
-def refund_tool(ran, *, planned=False):
+def refund_tool(ran, *, planned=False, **options):
     """Return a gated tool that notes the amounts it refunds; ``planned`` gives it a preview."""
 
-    @declare(approval="required", prompt="Refund {amount}?")
+    @declare(approval="required", prompt="Refund {amount}?", **options)
     async def refund(amount: int) -> int:
         """Give money back."""
         ran.append(amount)
@@ -233,6 +233,30 @@ async def test_an_approval_cannot_be_remembered_for_a_whole_tool_without_may_gra
         await turn.final_result()
         _, (entry,) = await send_and_wait(rt)
         assert (entry.args, ran) == ({"amount": 88888}, [5])
+
+
+@pytest.mark.parametrize("rules", [{}, {"may_resolve": up_to_100}], ids=["no rules", "may_resolve"])
+async def test_an_approval_of_a_high_risk_tool_is_remembered_without_an_end_only_with_may_grant(rules):
+    """Else it needs a duration; the refusal says so and is logged [B37]."""
+    for allowed in (False, True):
+        ran = []
+        more = {"may_grant": lambda *_: True} if allowed else {}
+        model = ScriptedModel([[refund_call(5)], "done"])
+        async with Runtime(agent(model, refund_tool(ran, risk="high")), **rules, **more) as rt:
+            turn, (entry,) = await send_and_wait(rt)
+            if allowed:
+                await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
+            else:
+                with pytest.raises(NotAllowed, match='duration="1h"'):
+                    await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
+                with pytest.raises(NotAllowed, match='duration="1h"'):
+                    await rt.resolve_many("c", {entry.call: Approve(remember="args")}, by=CLERK)
+                assert of(await rt.history("c"), GrantGiven) == []
+                assert refusals(await rt.history("c")) == [("carl", "Approve")] * 2
+                await rt.resolve("c", entry.call, Approve(remember="args", duration="1h"), by=CLERK)
+            await turn.final_result()
+            (grant,) = of(await rt.history("c"), GrantGiven)
+            assert ((grant.until is None), ran) == (allowed, [5])
 
 
 async def test_may_grant_decides_who_may_have_an_approval_remembered():

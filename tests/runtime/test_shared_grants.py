@@ -291,7 +291,7 @@ async def test_a_scope_beyond_the_conversation_needs_its_own_right(rules, risk, 
         assert "still pending" in refused.value.message
         (logged,) = of(await rt.history("c1"), ResolutionRefused)
         assert logged.by.id == "boss"
-        await rt.resolve(entry, Approve(remember="args"), by="boss")
+        await rt.resolve(entry, Approve(remember="args", duration="1h"), by="boss")
 
 
 async def test_a_scope_goes_with_remember_and_is_one_of_three():

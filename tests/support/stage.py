@@ -10,6 +10,7 @@ between the heartbeats of streams.
 # pyright: reportReturnType=false
 
 import asyncio
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from msgspec import Meta
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from holdfast import Agent, Ask, Call, Principal, Result, Runtime, tool
+from holdfast import Agent, Ask, Call, Principal, Result, Runtime, ToolError, tool
 from holdfast.cli.demo import pick_file
 from holdfast.core.transcript import ToolResult, UserMessage
 from holdfast.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
@@ -91,6 +92,61 @@ async def patch(path: str) -> str:
 @patch.preview
 async def _(path: str, call: Call) -> str:
     return DIFF if path == "config/limits.toml" else LONG_DIFF
+
+
+OLD_MENU = [f"dish {n}: {n} EUR" for n in range(1, 1201)]
+NEW_MENU = [*OLD_MENU[:599], "dish 600: 650 EUR", *OLD_MENU[600:]]
+
+
+@tool(approval="required", prompt="Reprint the menu?")
+async def reprint(title: str, note: str) -> str:
+    """Print a menu of 1200 lines, of which one has changed."""
+    return "printed"
+
+
+@reprint.preview
+async def _(title: str, note: str) -> dict[str, str]:
+    return {"before": "\n".join(OLD_MENU), "after": "\n".join(NEW_MENU)}
+
+
+class Meeting(msgspec.Struct):
+    day: datetime.date
+    starts: Annotated[datetime.datetime, Meta(tz=True)]
+    reminder: Annotated[datetime.time, Meta(tz=True)] | None = None
+
+
+@tool(executor="human", prompt="When do we meet?")
+def meet() -> Meeting:
+    """Ask for a date."""
+
+
+@tool(approval="required", prompt="Move the meeting?")
+async def move(
+    starts: Annotated[datetime.datetime, Meta(tz=True)], was: datetime.datetime, alarm: datetime.time
+) -> str:
+    """Move a meeting."""
+    return str(starts)
+
+
+@tool
+async def export() -> str:
+    """Return a text that is too large for the log."""
+    return "<b>bold</b>\n" + "\n".join(f"row {n} of the export" for n in range(1, 12_001))
+
+
+@tool
+async def weigh(parcel: int, unit: str) -> str:
+    """Weigh a parcel; number 13 is lost."""
+    if parcel == 13:
+        raise ToolError("resource_missing", "parcel 13 is lost")
+    return f"{parcel} {unit}"
+
+
+@tool(approval="required", prompt="Wait for the cue?")
+async def linger() -> str:
+    """Run until the cue."""
+    await cue("lingered")
+    return "done"
 
 
 @tool(approval="required", prompt="Buy a lamp?")
@@ -325,6 +381,29 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "sign": ("Here it is.", [("sign", {"contract": LONG})]),
     "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
     "rewrite": ("", [("patch", {"path": "all.toml"})]),
+    "reprint": ("", [("reprint", {"title": "Summer", "note": "on thick paper"})]),
+    "meet": ("", [("meet", {})]),
+    "move": (
+        "",
+        [("move", {"starts": "2026-07-01T10:00:00Z", "was": "2026-06-30T09:00:00", "alarm": "07:30:00+09:00"})],
+    ),
+    "export": ("", [("export", {})]),
+    "parcels": (
+        "",
+        [
+            *(("weigh", {"parcel": n, "unit": "kg"}) for n in range(1, 41)),
+            *(("sign", {"contract": f"number {n}"}) for n in range(2)),
+        ],
+    ),
+    "linger": ("", [("linger", {}), ("sign", {"contract": "short"})]),
+    "links": (
+        "Pay at [bank.example](https://evil.example/login), [our page](https://ok.example), "
+        "[bank.example/terms](https://www.bank.example/terms.html), https://bank.example@evil.example/x.html, "
+        "[ada@bank.example](mailto:x@evil.example) and https://ok.example/a.html#1.2 of version 1.5\n\n"
+        "| amount | currency | reason | account | approved | comment |\n|---|---|---|---|---|---|\n"
+        f"| 12.50 | EUR | late delivery | 9007199254740993 | yes | {'x' * 60} |",
+        [],
+    ),
     "book": ("", [("book", {"city": "Lisbon"})]),
     "remedy": ("", [("choose_remedy", {"item": "lamp"})]),
     "ship": ("", [("ship", {"express": False})]),
@@ -343,6 +422,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "pay": ("", [("pay", {"account": 9007199254740993, "amount": 10.0})]),
     "wipe": ("", [("wipe", {"disk": "sda"}), ("wipe", {"disk": "sdb"})]),
     "folder": ("", [("folder", {"name": "out"})]),
+    "fields": ("", [("folder", {"name": "out", **{f"field_{n}": n for n in range(40)}})]),
     "override": ("", [("wipe", {"disk": "a\u202eb"})]),
     "essay": ("", [("essay", {})]),
     "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
@@ -432,6 +512,12 @@ agent = Agent(
         credit,
         sign,
         patch,
+        reprint,
+        meet,
+        move,
+        export,
+        weigh,
+        linger,
         buy,
         label,
         pay,

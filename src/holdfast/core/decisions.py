@@ -66,7 +66,8 @@ class Approve(msgspec.Struct, frozen=True, gc=False, tag="approve", omit_default
     digest:    the digest that was shown: the approval is refused as superseded if it has changed
     remember:  "args" (these arguments, or those of them that the tool names) or "tool" (any arguments): also give a
                grant, so that later calls need no approval
-    duration:  how long the grant holds, such as "1h"; until it is revoked if not given
+    duration:  how long the grant holds, such as "1h"; until it is revoked if not given, which for a high-risk tool
+               needs ``Runtime(may_grant=...)``
     scope:     where the grant holds: "conversation" (this one), "user" (every conversation, for turns of the principal
                on behalf of which this turn runs) or "everyone" (every conversation)
     """

@@ -135,7 +135,8 @@ class Runtime(Generic[OutputT]):
     may_grant:     a function of (principal, pending, decision) that returns whether the principal may have this
                    approval remembered; ``decision.scope`` says where. If only ``may_resolve`` is given, it decides
                    about remember="args" for one conversation, and remember="tool" and other scopes are refused. For
-                   a high-risk tool, scopes beyond one conversation always need ``may_grant``
+                   a high-risk tool, scopes beyond one conversation and approvals that are remembered until they are
+                   revoked always need ``may_grant``
     clock:         a function that returns seconds since the epoch; for tests
     expires:       how long a call stays pending if its tool sets no limit
     parallel:      how many handlers run at once, in all conversations together; further ones wait

@@ -63,12 +63,13 @@ R = TypeVar("R")
 
 
 class Rights:
-    """The rules of one runtime. Without any, every caller may decide everything, with one exception.
+    """The rules of one runtime. Without any, every caller may decide everything, with two exceptions.
 
     may_resolve:  may the principal take this decision?
     may_grant:    may the principal have this approval remembered (``decision.remember``), and where (``.scope``)?
 
-    The exception: a grant for a high-risk tool that reaches beyond its conversation always needs ``may_grant``.
+    The exceptions: a grant for a high-risk tool that reaches beyond its conversation, or that has no end, always needs
+    ``may_grant``.
     """
 
     def __init__(self, may_resolve: Rule | None = None, may_grant: Rule | None = None):
@@ -89,7 +90,11 @@ class Rights:
 
     def must_judge(self, decisions: Iterable[Decision]) -> bool:
         """Whether one of these decisions needs to be judged before it is recorded."""
-        return self.has_rules or any(isinstance(one, Approve) and one.scope != "conversation" for one in decisions)
+        return self.has_rules or any(
+            isinstance(one, Approve)
+            and (one.scope != "conversation" or (one.remember is not None and one.duration is None))
+            for one in decisions
+        )
 
     def grant_scopes(self, entry: Pending) -> tuple[GrantScope, ...]:
         """Return the scopes that an approver can be offered. Whether a principal may use one is judged later."""
@@ -146,6 +151,11 @@ class Rights:
             return (
                 f"{by.id} may not have approvals of {entry.tool} remembered beyond this conversation: {why}, so "
                 f'scope="{decision.scope}" needs Runtime(may_grant=...); approve with scope="conversation"'
+            )
+        if entry.risk == "high" and decision.duration is None:
+            return (
+                f"{by.id} may not have approvals of {entry.tool} remembered until they are revoked: {entry.tool} has a "
+                'high risk; approve with a duration, such as duration="1h", or give Runtime(may_grant=...)'
             )
         # may_resolve has judged these arguments only, not the ones that a later call may have: see decision 0022.
         if self._may_resolve is None or decision.remember == "args":
@@ -395,7 +405,8 @@ async def allowed_scopes(
         raise Stale(f"no call {call_id!r} waits in conversation {conv.name!r}", reason="unknown")
     found: dict[Remember, tuple[GrantScope, ...]] = {}
     for remember in ("args", "tool") if entry.kind == "approval" else ():
-        decisions = [Approve(remember=remember, scope=scope) for scope in GRANT_SCOPES]
+        # With a duration: a high-risk call is not remembered for ever without may_grant.
+        decisions = [Approve(remember=remember, scope=scope, duration="1h") for scope in GRANT_SCOPES]
         found[remember] = tuple([one.scope for one in decisions if (await rights.authorize(by, entry, one))[0] is None])
     return found
 

@@ -67,7 +67,7 @@ export function apply(view, event) {
     }
     case "CallResolved": {
       const call = callOf(view, event);
-      call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, seq: event.seq, ...event.decision }];
+      call.decisions = [...call.decisions, { by: actor(event), at: event.at, seq: event.seq, ...event.decision, asked: event.kind }];
       if (event.starts_at) {
         if (call.pending) call.pending = { ...call.pending, starts_at: event.starts_at, approved_by: event.by.id };
         break;

@@ -34,8 +34,11 @@ const views = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) owners.get(target)?.enter(isIntersecting && target.isConnected);
 });
 
+/** Return whether the bottom of a box is in view. */
+export const atBottom = (box) => box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - SLACK;
+
 /** Return whether a box is scrolled to its end, in both directions. */
-export const atEnd = (box) => box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - SLACK && Math.abs(box.scrollLeft) + box.clientWidth >= box.scrollWidth - SLACK;
+export const atEnd = (box) => atBottom(box) && Math.abs(box.scrollLeft) + box.clientWidth >= box.scrollWidth - SLACK;
 
 export class Guard {
   armed = false;

@@ -64,8 +64,8 @@ export function initial(given, root, branch = false, depth = 0) {
 const FORMATS = {
   email: [/^[^\s@]+@[^\s@.]+(\.[^\s@.]+)+$/, "an e-mail address"],
   date: [/^\d{4}-\d\d-\d\d$/, "a date such as 2026-05-31"],
-  time: [/^\d\d:\d\d(:\d\d)?/, "a time such as 14:30:00"],
-  "date-time": [/^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$/i, "a date and time such as 2026-05-31T14:30:00Z"],
+  time: [/^\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?$/i, "a time such as 14:30:00Z"],
+  "date-time": [/^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?$/i, "a date and time such as 2026-05-31T14:30:00Z"],
   uri: [/^[a-z][a-z0-9+.-]*:\S+$/i, "an address such as https://example.org"],
   uuid: [/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i, "a UUID"],
 };

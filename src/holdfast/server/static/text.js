@@ -31,7 +31,7 @@ function ofPicture(text, at, code) {
 /** Return the same as one string, for options, labels and titles. */
 export const spelled = (text) => visible(String(text)).map((piece) => piece.code ?? piece).join("");
 
-/** Return [" " | "-" | "+", line] pairs; for very long texts all old lines and then all new ones. */
+/** Return [" " | "-" | "+", line, old number, new number] for each line; for very long texts all old lines and then all new ones. */
 export function lineDiff(before, after) {
   const a = before.split("\n"), b = after.split("\n");
   let head = 0, tail = 0;
@@ -41,11 +41,14 @@ export function lineDiff(before, after) {
   const same = (lines) => lines.map((line) => [" ", line]);
   const middle = x.length * y.length > 1_000_000
     ? [...x.map((line) => ["-", line]), ...y.map((line) => ["+", line])]
-    : longestCommon(x, y);
-  return [...same(a.slice(0, head)), ...middle, ...same(tail ? a.slice(-tail) : [])];
+    : commonOrder(x, y);
+  let old = 1, now = 1;
+  return [...same(a.slice(0, head)), ...middle, ...same(tail ? a.slice(-tail) : [])]
+    .map(([mark, line]) => [mark, line, mark === "+" ? undefined : old++, mark === "-" ? undefined : now++]);
 }
 
-function longestCommon(x, y) {
+/** Return [" " | "-" | "+", item] pairs of two lists, with as many common items as possible. */
+export function commonOrder(x, y) {
   const width = y.length + 1;
   const table = new Uint32Array((x.length + 1) * width);
   for (let i = x.length - 1; i >= 0; i--)
@@ -66,10 +69,9 @@ function longestCommon(x, y) {
 /** Return the lines of a unified diff, or null if the text is not one. */
 export const unifiedDiff = (text) => (typeof text === "string" && /^@@ -\d/m.test(text) && /^(---|\+\+\+) /m.test(text) ? diffOf(text) : null);
 
-/** Return [mark, line, number] for each line of a unified diff; the mark is "@" for headers.
+/** Return [mark, line, old number, new number] for each line of a unified diff; the mark is "@" for headers.
  *
- * Headers are told from content by the counts of the hunk: a removed line "-- x" looks like the header of a file. The
- * number is that in the old file for a removed line, else that in the new file.
+ * Headers are told from content by the counts of the hunk: a removed line "-- x" looks like the header of a file.
  */
 export function diffOf(text) {
   const lines = text.replace(/\n$/, "").split("\n");
@@ -85,7 +87,7 @@ export function diffOf(text) {
       if (line[0] !== "+") oldLeft--;
       if (line[0] !== "-") newLeft--;
       if (line[0] === "-") return ["-", rest, old++];
-      return line[0] === "+" ? ["+", rest, now++] : (old++, [" ", line.replace(/^ /, ""), now++]);
+      return line[0] === "+" ? ["+", rest, undefined, now++] : [" ", line.replace(/^ /, ""), old++, now++];
     } else inHunk = false;
     return ["@", line];
   });
@@ -180,8 +182,10 @@ export function ago(at, now) {
 }
 
 /** Describe a decision with its principal and reason. */
-export function outcome({ type, args, reason, voided, takenBack }, by) {
-  const words = { approve: takenBack ? "an approval was taken back, given" : voided ? "an earlier plan was approved" : args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time", detached: "no open page could run it" };
+export function outcome({ type, asked, args, reason, voided, takenBack }, by) {
+  if (type === "detached") return "No open page could run this.";
+  if (type === "failed" && asked === "client_exec") return by === "system" ? "failed in a browser" : `failed in the browser of ${by}`;
+  const words = { approve: takenBack ? "an approval was taken back, given" : voided ? "an earlier plan was approved" : args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time" };
   return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}${reason ? `: ${reason}` : ""}`;
 }
 

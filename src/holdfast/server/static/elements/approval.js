@@ -9,7 +9,7 @@ import { several, missing, hasVoted, barred, deciders } from "./votes.js";
 import { UNLOADED } from "../guard.js";
 import { TEXT, adrift } from "../writing.js";
 import { keyOf } from "../client.js";
-import { same, spelled, json, parse } from "../text.js";
+import { same, spelled, json, brief, parse } from "../text.js";
 import "./artifact.js";
 import "./form.js";
 
@@ -46,6 +46,11 @@ class Approval extends Card {
   get typed() {
     const { mode, reason, edited, remember, span, pending } = this;
     return { mode, reason, edited, remember, span, schema: pending.schema, result: mode === "result" ? this.form?.value : undefined };
+  }
+
+  get written() {
+    const { mode, reason, edited, pending } = this;
+    return mode === "deny" ? reason.trim() : mode === "edit" && edited && !same(edited, pending.args) ? json(edited) : mode === "result" && this.form?.value !== undefined ? brief(this.form.value) : "";
   }
 
   restore({ mode, schema, result, ...typed }) {
@@ -109,6 +114,13 @@ class Approval extends Card {
     return !this.pending.starts_at && !this.off && !this.problem?.final && this.settled && !this.voted && !this.refused;
   }
 
+  // Why the call cannot be approved now.
+  get #obstacle() {
+    const why = this.busy || this.problem?.final ? "" : this.expired ? "this call has expired." : this.voted ? "you have approved it already." : this.refused ? "you may not decide about this call."
+      : this.settled ? "" : this.form?.errors.size ? "the arguments are not valid yet." : this.planProblem ? "these arguments could not be checked." : "the edited arguments are still being checked. Press again when the card shows what would happen.";
+    return why && `Nothing was sent: ${why}`;
+  }
+
   get changes() {
     return this.editing && (this.form?.unread || !same(this.edited, this.pending.args));
   }
@@ -168,14 +180,20 @@ class Approval extends Card {
   }
 
   #approve() {
-    if (!this.mayApprove || !this.press(this.parts)) return;
+    if (!this.mayApprove) return this.explain(this.#obstacle);
+    if (!this.press(this.parts)) return;
     const decision = this.changes
       ? { type: "approve", args: this.edited, digest: this.plan.digest }
       : { type: "approve", digest: this.pending.digest };
     if (this.remember) decision.remember = this.remember;
-    if (this.remember && this.span) decision.duration = this.span;
+    if (this.remember && this.#span) decision.duration = this.#span;
     if (this.remember && this.#scopes.includes(this.scope) && this.scope !== "conversation") decision.scope = this.scope;
     this.decide(decision);
+  }
+
+  // How long an approval is remembered, "": until it is revoked. That of a high-risk call always ends.
+  get #span() {
+    return this.span || (this.pending.risk === "high" ? "1h" : "");
   }
 
   // The scopes that the server lets this person choose from; until it has answered, this conversation only.
@@ -237,7 +255,7 @@ class Approval extends Card {
       ${settled || this.planProblem ? nothing : html`<p class="notice">${wrong ? "These arguments are not valid yet." : "Trying the edited arguments…"}</p>`}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${(this.asJson ? raw : value)(preview, { client: this.client, conversation: pending.conversation })}</div></section>`}
       ${this.before && !changed ? html`<section class="since"><h4>Changes since it was first shown</h4>${jsonDiff(describe(this.before), describe(pending))}</section>` : nothing}
-      ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
+      ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited, { whole: true })}</section>`
         : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
     </div></div>`;
   }
@@ -255,9 +273,10 @@ class Approval extends Card {
         <option value="">no, only this once</option>
         <option value="args">${pending.remember?.length ? `the same ${shown(pending.remember.join(", "))}` : "these arguments"}</option>
         <option value="tool">any ${spelled(pending.tool)}</option></select></label>`}
-      ${this.remember ? html`<label class="remember"><span>for</span> <select .value=${this.span} @change=${(event) => (this.span = event.target.value)}>
-        <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>
-        ${this.#where()}` : nothing}
+      ${this.remember ? html`<label class="remember"><span>for</span> <select .value=${this.#span} @change=${(event) => (this.span = event.target.value)}>
+        ${pending.risk === "high" ? nothing : html`<option value="">until revoked</option>`}<option value="1h">one hour</option><option value="1d">one day</option></select></label>
+        ${this.#where()}
+        <p class="covers">${this.#covers}</p>` : nothing}
     </div>`;
   }
 
@@ -272,10 +291,25 @@ class Approval extends Card {
     return `${hasVoted(pending, this.client.principal) ? missing(pending) : given} more`;
   }
 
+  get #places() {
+    return { conversation: "in this conversation", user: `in every conversation of ${spelled(this.pending.principal?.id ?? "")}`, everyone: "in every conversation, for everyone" };
+  }
+
+  get #chosen() {
+    return this.#scopes.includes(this.scope) ? this.scope : "conversation";
+  }
+
+  // The whole choice in words: a list that is closed cuts long texts off.
+  get #covers() {
+    const { tool, remember } = this.pending;
+    const what = this.remember === "tool" ? "any arguments" : remember?.length ? `the same ${remember.join(", ")}` : "these arguments";
+    const until = { "": "until it is revoked", "1h": "for one hour", "1d": "for one day" }[this.#span];
+    return shown(`From now on ${tool} runs without asking: with ${what}, ${this.#places[this.#chosen]}, ${until}.`);
+  }
+
   #where() {
-    const words = { conversation: "in this conversation", user: `in every conversation of ${spelled(this.pending.principal.id)}`, everyone: "in every conversation, for everyone" };
-    const scopes = this.#scopes, chosen = scopes.includes(this.scope) ? this.scope : "conversation";
-    return scopes.length < 2 ? html`<span class="remember">${words.conversation}</span>`
+    const words = this.#places, scopes = this.#scopes, chosen = this.#chosen;
+    return scopes.length < 2 ? nothing
       : html`<label class="remember"><span>where</span> <select .value=${chosen} @change=${(event) => (this.scope = event.target.value)}>
         ${scopes.map((scope) => html`<option value=${scope} ?selected=${scope === chosen}>${words[scope]}</option>`)}</select></label>`;
   }

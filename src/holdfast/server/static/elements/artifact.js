@@ -4,7 +4,7 @@
 //   events      loaded, when the whole of it is rendered
 //   attribute   unloaded, while an approval needs what is not loaded (guard.js)
 import { Element, html, nothing, shown, diffLines } from "./base.js";
-import { bytes, diffOf } from "../text.js";
+import { bytes, diffOf, json, parse } from "../text.js";
 
 const LARGEST = 16e6; // bytes that are shown in the page; a larger one can only be saved
 
@@ -41,15 +41,25 @@ class Artifact extends Element {
 
   render() {
     const { artifact, what, head, text } = this;
-    if (text !== null) return html`<div class="whole" tabindex="-1" role="group" aria-label="The whole ${what}">${what === "diff" ? diffLines(diffOf(text)) : html`<pre class="code output">${shown(text)}</pre>`}</div>`;
+    if (text !== null) return html`<div class="whole" tabindex="-1" role="group" aria-label="The whole ${what}">${what === "diff" ? diffLines(diffOf(text)) : html`<pre class="code output">${shown(what === "result" ? readable(text) : text)}</pre>`}</div>`;
     const size = bytes(artifact.size);
     return html`${what === "diff" ? diffLines(diffOf(head)) : this.cut}
       <div class="more">
-        <p>${what === "diff" ? `This is the beginning: ${bytes(new TextEncoder().encode(head).length)} of ${size}.` : `Shortened. The whole ${what} has ${size}.`}</p>
+        <p>${what === "diff" ? `This is the beginning: ${bytes(new TextEncoder().encode(head).length)} of ${size}.` : `Shortened. Full ${what}: ${size}.`}</p>
         ${this.problem ? html`<p class="notice bad" role="alert">Not loaded: ${shown(this.problem.message)}</p>` : nothing}
         <p class="links">${artifact.size > LARGEST ? nothing : html`<button type="button" aria-disabled=${Boolean(this.busy)} @click=${() => this.busy || this.#load()}>${this.busy ? "Loading…" : this.problem ? "Try again" : `Show the whole ${what}`}</button>`}
           <a href=${this.client.artifactAddress(this.conversation, artifact.sha256)} download>Save it as a file</a></p>
       </div>`;
+  }
+}
+
+// A result is stored as JSON: a text is shown as such, anything else with line breaks.
+function readable(text) {
+  try {
+    const value = parse(text);
+    return typeof value === "string" ? value : json(value);
+  } catch {
+    return text;
   }
 }
 

@@ -2,7 +2,7 @@
 import { LitElement, html, nothing } from "lit";
 import { keyOf, nameOf, Problem } from "../client.js";
 import "../writing.js";
-import { Guard, UNLOADED } from "../guard.js";
+import { Guard, UNLOADED, atEnd, atBottom } from "../guard.js";
 import { duration, atZero, listed, moment, when } from "../text.js";
 import { shown, named } from "./values.js";
 import { barred } from "./votes.js";
@@ -54,6 +54,16 @@ export class Element extends LitElement {
   }
 }
 
+/** Render what a person had typed about a call that another person has decided. */
+export function keptText(text) {
+  // Browsers give pages without encryption no clipboard: then the text is selected.
+  const copy = async ({ target }) => {
+    getSelection().selectAllChildren(target.closest(".kept-text").querySelector("q"));
+    await navigator.clipboard?.writeText(text).then(() => (target.textContent = "Copied"), () => {});
+  };
+  return html`<div class="kept-text"><p>You had written: <q>${shown(text)}</q></p><button type="button" class="quiet" @click=${copy}>Copy</button></div>`;
+}
+
 /** Return whether it is unknown if the request arrived. */
 export const unanswered = (problem) => ["unreachable", "timeout"].includes(problem.kind);
 
@@ -63,6 +73,9 @@ const outdated = ({ status, details }) => status === 409 && (details.reason === 
 export const lost = (problem) => problem?.status === 0 || problem?.status >= 500;
 
 const TALL = 0.4; // of the height of the scroller: a taller headline is not sticky
+
+const UNREAD = "Nothing was sent: you have not seen all of this card. Read this part, then press again.";
+const PAGE = 0.85; // of a box, by which a press scrolls to what was not seen
 
 // More time: [words, seconds].
 const SPANS = [["1 hour", 3600], ["1 day", 86_400], ["1 week", 604_800]];
@@ -86,6 +99,7 @@ export class Card extends Element {
     parts: () => this.parts,
     changed: () => {
       this.armed = this.guard.armed;
+      if (this.hint === UNREAD && !this.guard.unseen()) this.hint = "";
       this.requestUpdate();
       return this.updateComplete;
     },
@@ -150,9 +164,22 @@ export class Card extends Element {
     return false;
   }
 
+  /** Say why a press had no effect; return false. */
+  explain(why) {
+    this.hint = why;
+    return false;
+  }
+
+  // Move to what was not seen: a part that scrolls is read page by page.
   #reveal(part) {
-    part.scrollIntoView({ block: this.guard.missing(part) });
+    const edge = this.guard.missing(part);
+    part.scrollIntoView({ block: edge });
+    if (edge === "end" && !atEnd(part)) {
+      part.scrollTop += part.clientHeight * PAGE;
+      if (atBottom(part)) part.scrollLeft = part.scrollWidth;
+    }
     if (part.tabIndex >= 0) part.focus({ preventScroll: true });
+    this.hint = UNREAD;
   }
 
   /** Return the value of aria-disabled: whether presses are ignored now. */
@@ -201,6 +228,11 @@ export class Card extends Element {
     return Boolean(this.busy || this.expired);
   }
 
+  /** What the person has written and would lose with the card; "" if nothing. */
+  get written() {
+    return "";
+  }
+
   /** Return the label of a button; `sends` is the decision that it sends. */
   label(sends, words) {
     return this.busy === sends ? "Sending…" : words;
@@ -244,7 +276,7 @@ export class Card extends Element {
     if (!this.problem) return nothing;
     const { winner, changed } = this.problem.details;
     return html`<p class="notice bad stale" role="alert">${unanswered(this.problem) ? html`Not confirmed: ${shown(this.problem.message)}. Your decision may not have arrived. You can press again; it is decided only once.`
-      : winner ? html`Too late: ${shown(this.problem.message)}.`
+      : winner ? html`Too late: ${shown(this.problem.message)}.${this.written ? keptText(this.written) : nothing}`
       : outdated(this.problem) ? html`The call has changed since it was shown${changed?.length ? `: ${listed(changed.map((name) => CHANGED[name] ?? name))}` : nothing}. Nothing was decided. The card now shows the current version${this.kept ? `; ${this.kept}` : nothing}.` : shown(this.problem.message)}</p>`;
   }
 

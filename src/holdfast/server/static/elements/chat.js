@@ -7,7 +7,7 @@
 import { Element, html, nothing, shown, oneLine, unanswered } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { checklist } from "./workspace.js";
-import { spelled } from "../text.js";
+import { listed, spelled } from "../text.js";
 import "./markdown.js";
 import "./tool.js";
 import "./approval.js";
@@ -19,10 +19,11 @@ const CARDS = "holdfast-approval, holdfast-question";
 const PLAN = "holdfast.plan"; // whether the checklist is open: "open" or "closed"
 const NEAR = 80; // pixels from the end that still count as the end
 const ABOVE = 12; // pixels between the top of the view and the card at which it opens
+const MANY = 4; // calls of one tool in one reply that are shown as one line
 const HOLD = 400; // milliseconds until the layout of earlier messages settles
 
 class Chat extends Element {
-  static properties = { client: {}, conversation: {}, at: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true } };
+  static properties = { client: {}, conversation: {}, at: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true }, asking: { state: true } };
 
   sending = new Set();
 
@@ -43,7 +44,7 @@ class Chat extends Element {
     for (const card of this.querySelectorAll(CARDS)) {
       const { mode, busy, pending } = card;
       const call = this.live?.view.calls.get(pending.call);
-      if ((mode || card.querySelector("form :focus")) && !busy && call && !call.pending) call.lost = true;
+      if ((mode || card.querySelector("form :focus")) && !busy && call && !call.pending) Object.assign(call, { lost: true, kept: call.kept || card.written });
       if (card.contains(document.activeElement)) this.had = pending.call;
     }
     if (this.box && this.querySelector(CARDS)) this.#keepHeight();
@@ -65,7 +66,7 @@ class Chat extends Element {
     this.#toEnd();
     this.opening = true;
     this.cards = new Set(); // the calls that have been shown as cards
-    this.problem = null;
+    this.problem = this.asking = null;
     this.draft = localStorage.getItem(this.#key) ?? "";
     this.live.addEventListener("change", () => {
       if (this.live.view.title && this.heading !== this.live.view.title) this.emit("titled", { conversation: this.conversation, title: (this.heading = this.live.view.title) });
@@ -110,6 +111,32 @@ class Chat extends Element {
   }
 
   #focus = () => this.querySelector(".composer textarea")?.focus();
+
+  // What a stop would lose: decisions that are waited for, and approved calls without a result.
+  get #lost() {
+    const { pending, view } = this.live;
+    const approved = [...view.calls.values()].filter(({ phase, decisions }) => ["ready", "running"].includes(phase) && decisions.some(({ type, voided }) => type === "approve" && !voided));
+    return [
+      pending.length ? `${pending.length === 1 ? "One request is" : `${pending.length} requests are`} waiting for a decision and would be dropped.` : "",
+      approved.length ? `${listed(approved.map(({ tool }) => tool))} ${approved.length === 1 ? "was" : "were"} approved and would be stopped.` : "",
+    ].filter(Boolean);
+  }
+
+  // Ask before an approval or a request for one would be lost.
+  #ask(act, words) {
+    if (this.#lost.length) this.asking = { act, words };
+    else act();
+  }
+
+  #question() {
+    const { act, words } = this.asking;
+    const lost = this.#lost;
+    const close = (event) => event.target.closest("dialog").close();
+    return html`<dialog class="stopping" aria-label="${words}?" @close=${() => (this.asking = null)}><h2>${words}?</h2>
+      ${lost.length ? lost.map((line) => html`<p>${shown(line)}</p>`) : html`<p>Nothing would be lost any more.</p>`}
+      <div class="actions"><button type="button" class="keep" autofocus @click=${close}>Keep it running</button>
+        <button type="button" class="danger" @click=${(event) => { close(event); act(); }}>${words}</button></div></dialog>`;
+  }
 
   async #stop() {
     try {
@@ -171,6 +198,8 @@ class Chat extends Element {
   }
 
   updated() {
+    const dialog = this.querySelector("dialog.stopping");
+    if (dialog && !dialog.open) dialog.showModal();
     if (this.had) this.#refocus(this.had);
     const box = this.querySelector(".scroll");
     if (box && box !== this.box) {
@@ -282,12 +311,13 @@ class Chat extends Element {
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Next waiting (${waiting.length})</button>` : nothing}
             <holdfast-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants} @revoked=${() => it.readGrants()} @closed=${() => document.activeElement === document.body && this.#focus()}></holdfast-grants>
             <span class="usage">${usage(it.usage)}</span>
-            ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
+            ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${() => this.#ask(() => this.#stop(), "Stop the turn")}>Stop</button>`}
             ${this.sending.has(this.#key) ? html`<button class="primary" aria-disabled="true">Sending…</button>`
               : it.idle || !it.ready ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
-              : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button>${
+              : this.draft?.trim() ? html`<button type="button" @click=${() => this.#ask(() => this.#send("interrupt"), "Interrupt the turn")}>Interrupt</button>${
                 this.#asks ? html`<button type="button" @click=${() => this.#send("queue")}>Queue</button><button class="primary">Ask</button>` : html`<button class="primary">Queue</button>`}` : nothing}</div>
-        </form></div>`;
+        </form></div>
+      ${this.asking ? this.#question() : nothing}`;
   }
 
   // The agent's checklist. Until a person opens or closes it, it is open, except on phones, while a card needs the space,
@@ -341,7 +371,23 @@ class Chat extends Element {
       ${item.hosted.map((call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`)}
       ${item.text ? html`<holdfast-markdown .text=${item.text}></holdfast-markdown>` : nothing}
       ${item.partial ? html`<p class="meta">cut off here</p>` : nothing}
-      ${repeat(item.calls, (id) => id, (id) => this.#call(this.live.view.calls.get(id)))}</div>`;
+      ${this.#calls(item.calls.map((id) => this.live.view.calls.get(id)))}</div>`;
+  }
+
+  // Many calls of one tool are one line. A call that was shown as a card here stays where its card was: nothing else moves.
+  #calls(calls) {
+    const groups = new Map();
+    for (const call of calls) {
+      const group = groups.get(call.tool) ?? groups.set(call.tool, { calls: [], waiting: 0 }).get(call.tool);
+      if (call.pending) group.waiting++;
+      else if (!this.cards.has(call.id)) group.calls.push(call);
+    }
+    const grouped = ({ tool, id, pending }) => groups.get(tool).calls.length >= MANY && !pending && !this.cards.has(id);
+    const shown = calls.filter((call) => !grouped(call) || call === groups.get(call.tool).calls[0]);
+    return repeat(shown, ({ id }) => id, (call) => {
+      const { calls: many, waiting } = groups.get(call.tool);
+      return grouped(call) ? html`<holdfast-calls .client=${this.client} .conversation=${this.conversation} .calls=${many} .waiting=${waiting}></holdfast-calls>` : this.#call(call);
+    });
   }
 
   #call(call) {

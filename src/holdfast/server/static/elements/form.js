@@ -118,7 +118,7 @@ class Form extends Element {
       let next = value;
       this.#unread.delete(path);
       try {
-        if (target.validity.badInput) throw 0; // an incomplete date
+        if (target.validity.badInput) throw 0; // an incomplete date or time
         next = read(text);
         this.typed = { path, text, value: next };
       } catch {
@@ -135,7 +135,13 @@ class Form extends Element {
   #string(field) {
     const { schema, path, id, required, described, invalid } = field;
     const value = field.value ?? "";
-    const type = { date: "date", email: "email", uri: "url" }[schema.format] ?? "text";
+    const picker = PICKERS[schema.format], picked = picker && toPicker(schema.format, field.value);
+    if (picked) {
+      const input = this.#input(field, "This is not complete.", (text) => (text ? fromPicker(schema.format, text, picked.zone) : undefined));
+      return html`<input id=${id} type=${picker} .value=${picked.local} max=${picker === "time" ? nothing : "9999-12-31T23:59:59".slice(0, picker === "date" ? 10 : 19)} aria-describedby="${id}-zone ${described === nothing ? "" : described}" aria-invalid=${invalid} @input=${input}>
+        <p class="hint" id="${id}-zone">${zoneWords(schema.format, field.value, picked.zone)}</p>`;
+    }
+    const type = { email: "email", uri: "url" }[schema.format] ?? "text";
     const input = this.#input(field, "This is not complete.", (text) => (text === "" && (!required || schema.minLength || schema.format) ? undefined : text));
     const hint = schema.examples?.[0] ?? nothing;
     if (type !== "text") return html`<input id=${id} type=${type} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${hint} @input=${input}>`;
@@ -217,14 +223,14 @@ class Form extends Element {
   }
 }
 
-const TYPES = { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" };
+const TYPES = { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list", date: "date", time: "time", "date-time": "date and time" };
 
 /** Return the label of a branch. */
-function called({ title, const: only, enum: several, type, anyOf, oneOf }) {
+function called({ title, const: only, enum: several, type, format, anyOf, oneOf }) {
   if (title !== undefined) return title;
   if (only !== undefined) return brief(only);
   if (several) return several.map(brief).join(" or ");
-  return TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
+  return TYPES[format] ?? TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
 }
 
 // As in the composer: Enter submits, Shift+Enter inserts a new line.
@@ -232,6 +238,51 @@ function sends(event) {
   if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.metaKey || event.isComposing) return;
   event.preventDefault();
   event.target.form?.requestSubmit();
+}
+
+// Pickers of the browser have no time zone: a date-time is shown in the visitor's zone and sent with its offset. A value
+// without an offset stays without one.
+const PICKERS = { date: "date", time: "time", "date-time": "datetime-local" };
+const STAMP = /^(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,3})\d*)?)?(Z|[+-]\d\d:\d\d)?$/i;
+const pad = (n, length = 2) => String(n).padStart(length, "0");
+
+/** Return the UTC offset of the visitor's zone at a time: "+02:00". */
+function offsetAt(date) {
+  const minutes = -date.getTimezoneOffset(), size = Math.abs(minutes);
+  return `${minutes < 0 ? "-" : "+"}${pad(Math.floor(size / 60))}:${pad(size % 60)}`;
+}
+
+/** Return {local, zone}: what the picker shows, and the offset to keep (undefined: the visitor's); null if it cannot show the value. */
+function toPicker(format, text) {
+  if (text === undefined || text === "") return { local: "" };
+  if (format === "date") return /^\d{4}-\d\d-\d\d$/.test(text) ? { local: text } : null;
+  const [, day, hours, seconds = "00", fraction = "", zone = ""] = STAMP.exec(text) ?? [];
+  if (!hours || Boolean(day) !== (format === "date-time")) return null;
+  const clock = (minutes) => minutes + (Number(fraction) ? `:${seconds}.${fraction}` : seconds === "00" ? "" : `:${seconds}`);
+  if (!day) return { local: clock(hours), zone };
+  if (!zone) return { local: `${day}T${clock(hours)}`, zone };
+  const at = new Date(text.replace(" ", "T"));
+  if (Number.isNaN(at.getTime()) || at.getFullYear() < 1 || at.getFullYear() > 9999) return null;
+  return { local: clock(minuteOf(at)) };
+}
+
+const minuteOf = (at) => `${pad(at.getFullYear(), 4)}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}T${pad(at.getHours())}:${pad(at.getMinutes())}`;
+
+/** Return the value of a picker as RFC 3339 has it. */
+function fromPicker(format, local, zone) {
+  if (format === "date") return local;
+  const cut = format === "time" ? 5 : 16, seconds = local.slice(cut) || ":00";
+  if (format === "time" || zone === "") return local.slice(0, cut) + seconds + (zone ?? offsetAt(new Date()));
+  const at = new Date(local); // a time that the clock skips becomes the one that it shows then
+  return minuteOf(at) + seconds + offsetAt(at);
+}
+
+function zoneWords(format, value, zone) {
+  if (format === "date") return nothing;
+  if (zone === "") return "Without a time zone.";
+  const offset = zone ?? offsetAt(value && format === "date-time" ? new Date(value.replace(" ", "T")) : new Date());
+  const utc = /^(z|[+-]00:00)$/i.test(offset) ? "UTC" : `UTC${offset}`;
+  return zone && offset !== offsetAt(new Date()) ? `Time zone: ${utc}` : `Your time zone: ${[...new Set([Intl.DateTimeFormat().resolvedOptions().timeZone, utc])].join(", ")}`;
 }
 
 const word = (it) => (it === null ? "none" : typeof it === "boolean" ? (it ? "yes" : "no") : it.length === 0 ? "empty" : oneLine(it, 60));

@@ -24,7 +24,7 @@ import "./time.js";
 
 const ROWS = 40; // rows rendered at first, and added at the end of the list
 const REFRESH = 10_000; // milliseconds between two looks at ages and deadlines, by which rows are filtered
-const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Shift ↓ / ↑", "select a range"], ["A", "select all that the filter shows"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["f", "more filters"], ["Esc", "back"], ["?", "this help"]];
+const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Shift ↓ / ↑", "select a range"], ["A", "select all that the filter shows"], ["Enter", "open or close"], ["a", "open, read on, approve at the end; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["f", "more filters"], ["Esc", "back"], ["?", "this help"]];
 const LABELS = { tool: "Tool", risk: "Risk", agent: "Agent", requester: "Requester" };
 
 class InboxView extends Element {

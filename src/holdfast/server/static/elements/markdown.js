@@ -102,8 +102,8 @@ export function inline(text, depth = 0) {
     if (found.index) out.push(shown(text.slice(0, found.index)));
     const [all, , code, bang, label, target, address, strong, strong2, em, em2, struck, mark] = found;
     if (code !== undefined) out.push(html`<code>${shown(code.trim() || code)}</code>`);
-    else if (target !== undefined) out.push(link(target, bang ? html`image: ${shown(label || target)}` : inline(label, depth + 1), all));
-    else if (address) out.push(link(address, shown(address), all));
+    else if (target !== undefined) out.push(link(target, bang ? html`image: ${shown(label || target)}` : inline(label, depth + 1), all, label));
+    else if (address) out.push(link(address, shown(address), all, address));
     else if (strong ?? strong2) out.push(html`<strong>${inline(strong ?? strong2, depth + 1)}</strong>`);
     else if (em ?? em2) out.push(html`<em>${inline(em ?? em2, depth + 1)}</em>`);
     else if (struck) out.push(html`<s>${inline(struck, depth + 1)}</s>`);
@@ -113,7 +113,18 @@ export function inline(text, depth = 0) {
   return out;
 }
 
-function link(target, label, source) {
+const HOST = /(?:[\p{L}\p{N}-]+\.)+\p{L}[\p{L}\p{N}-]+|\d+(?:\.\d+){3}/gu;
+const PATH = /(?<!\/)\/(?!\/)\S*/g;
+
+/** Return whether a text names a host (or what looks like one) that is neither this one nor a parent of it. */
+function namesOther(text, host) {
+  return (text.replace(PATH, " ").match(HOST) ?? []).slice(0, 20).some((name) => {
+    const named = URL.parse?.(`http://${name}`)?.hostname ?? name.toLowerCase();
+    return named !== host && !host.endsWith(`.${named}`);
+  });
+}
+
+function link(target, label, source, text) {
   let url = null;
   try {
     url = new URL(target);
@@ -121,7 +132,8 @@ function link(target, label, source) {
     return shown(source); // a relative address would point into this page
   }
   if (!["http:", "https:", "mailto:"].includes(url.protocol)) return shown(source);
-  return html`<a href=${url.href} title=${url.href} target="_blank" rel="noopener noreferrer">${label}</a>`;
+  const host = url.hostname || url.pathname.split("@").at(-1);
+  return html`<a href=${url.href} title=${url.href} target="_blank" rel="noopener noreferrer">${label}</a>${namesOther(text, host) ? html` <span class="host">(leads to ${shown(url.host || url.pathname)})</span>` : nothing}`;
 }
 
 /** Show a block as plain text if rendering it fails. */

@@ -3,6 +3,7 @@
 //   events      decided, with detail {pending, decision, seq, missing}    refused, with detail {pending, problem}    extended, with detail {pending, until, seq}
 import { Card, html, nothing, shown, table } from "./base.js";
 import { deciders } from "./votes.js";
+import { initial } from "../schema.js";
 import { same, brief, spelled } from "../text.js";
 import "./form.js";
 
@@ -17,6 +18,12 @@ class Question extends Card {
   get typed() {
     const { answer, declining, pending } = this;
     return { answer, declining, value: this.querySelector("holdfast-form")?.value, reason: this.querySelector("input.reason")?.value, schema: pending.schema, choices: pending.choices };
+  }
+
+  get written() {
+    const form = this.querySelector("holdfast-form"), reason = this.querySelector("input.reason")?.value.trim();
+    const value = form?.value ?? this.answer;
+    return reason || (value === undefined || same(value, initial(this.pending.schema ?? {}, this.pending.schema)) ? "" : brief(value));
   }
 
   // An answer to another question is shown, but is not entered: it may mean something else there.

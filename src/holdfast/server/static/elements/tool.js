@@ -1,16 +1,19 @@
 // <holdfast-tool>: one tool call and its state.
 //   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   conversation: string (its id)
-//               draft: string (arguments while the model writes them)
-import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
+//               draft: string (arguments while the model writes them)   names: [text] (arguments to show in its line; all if not given)
+// <holdfast-calls>: several calls of one tool in one line, which opens.
+//   properties  calls: [call]   waiting: number (further calls of it that have cards)   client, conversation: as above
+import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff, keptText } from "./base.js";
 import { artifact } from "./workspace.js";
-import { bytes, duration, outcome } from "../text.js";
+import { repeat } from "lit/directives/repeat.js";
+import { bytes, duration, outcome, same } from "../text.js";
 import { adrift } from "../writing.js";
 import "./artifact.js";
 
 const LATEST = 8; // lines of a running command's output
 
 class Tool extends Element {
-  static properties = { call: { hasChanged: () => true }, client: {}, conversation: {}, draft: {}, open: { state: true }, asJson: { state: true } };
+  static properties = { call: { hasChanged: () => true }, client: {}, conversation: {}, draft: {}, names: {}, open: { state: true }, asJson: { state: true } };
 
   connectedCallback() {
     super.connectedCallback();
@@ -58,13 +61,15 @@ class Tool extends Element {
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
       ${who.length && !this.open ? html`<p class="who">${call.lost ? "Meanwhile: " : nothing}${who.map((each) => html`<span>${shown(each)}</span>`)}</p>` : nothing}
+      ${call.kept ? keptText(call.kept) : nothing}
       ${call.lost && adrift() ? html`<p class="why">This card was decided. Your typing is ignored; press Esc to continue.</p>` : nothing}
       ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
-      ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
+      ${call.error?.kind === "detached" ? nothing : (state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
   }
 
   #line() {
-    const args = Object.entries(this.call.args ?? {});
+    const { call, names } = this;
+    const args = Object.entries(call.args ?? {}).filter(([key]) => !names?.length || names.includes(key));
     return args.slice(0, 3).map(([key, item], i) => html`${i ? ", " : nothing}${shown(key)}: ${oneLine(item, 40)}`);
   }
 
@@ -88,3 +93,38 @@ function image({ sha256, size, media_type, name }, { client, conversation }) {
 const section = (title, inside) => html`<section tabindex="0" role="group" aria-label=${title}><h3 class="label">${title}</h3>${inside}</section>`;
 
 customElements.define("holdfast-tool", Tool);
+
+const PHASES = { done: "done", running: "running", ready: "about to run", waiting: "waiting" };
+
+/** Return the names of the arguments that are not the same in all calls. */
+function differing(calls) {
+  const names = new Set(calls.flatMap(({ args }) => Object.keys(args ?? {})));
+  return [...names].filter((name) => calls.some(({ args }) => !same(args?.[name], calls[0].args?.[name])));
+}
+
+class Calls extends Element {
+  static properties = { calls: { hasChanged: () => true }, waiting: {}, client: {}, conversation: {}, open: { state: true } };
+
+  // "36 done, 2 failed, 2 waiting"
+  #counts() {
+    const counts = new Map();
+    const add = (what, n = 1) => n && counts.set(what, (counts.get(what) ?? 0) + n);
+    for (const { phase, ok, error } of this.calls) add(phase === "done" && !ok ? (["denied", "cancelled", "interrupted"].includes(error?.kind) ? error.kind : "failed") : PHASES[phase] ?? phase);
+    add("waiting", this.waiting);
+    return [...counts].map(([what, n]) => `${n} ${what}`).join(", ");
+  }
+
+  render() {
+    const { calls, waiting } = this;
+    const names = differing(calls), [first] = calls;
+    const common = Object.entries(first.args ?? {}).filter(([name]) => !names.includes(name));
+    const failed = calls.some(({ phase, ok, error }) => phase === "done" && !ok && error?.kind !== "cancelled");
+    const state = failed ? "error" : waiting ? "waiting" : calls.every(({ phase }) => phase === "done") ? "ok" : "running";
+    return html`<details class="tool group ${state}" ?open=${this.open} @toggle=${(event) => event.target === event.currentTarget && (this.open = event.target.open)}>
+      <summary><span class="dot" aria-hidden="true"></span><b>${shown(first.tool)}</b> <span class="times">× ${calls.length + waiting}</span>
+        <span class="line">${common.slice(0, 3).map(([name, item], i) => html`${i ? ", " : nothing}${shown(name)}: ${oneLine(item, 40)}`)}</span>
+        <span class="state">${this.#counts()}</span></summary>
+      ${this.open ? html`<div class="inside">${repeat(calls, ({ id }) => id, (call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call} .names=${names}></holdfast-tool>`)}</div>` : nothing}</details>`;
+  }
+}
+customElements.define("holdfast-calls", Calls);

@@ -1,7 +1,10 @@
 // Rendering of values: text, tables and diffs. The shapes of the workspace tools are in workspace.js.
 import { html, nothing } from "lit";
 import { workspaceValue, wholeDiff } from "./workspace.js";
+import { diffLines } from "./diff.js";
 import { visible, unifiedDiff, lineDiff, isObject, json, brief, same } from "../text.js";
+
+export { diffLines };
 
 /** Render text with its invisible characters made visible. */
 export const shown = (text) =>
@@ -11,24 +14,8 @@ export const shown = (text) =>
 /** Render a conversation: its title, if known, and its id. */
 export const named = (id, title) => (typeof title === "string" ? html`${shown(title)} <small>${shown(id)}</small>` : shown(id));
 
-const BLOCK = 200; // lines: the browser lays out only the blocks near the screen
-
-/** Render [mark, line, number] triples. */
-export function diffLines(lines) {
-  const blocks = [];
-  for (let at = 0; at < lines.length; at += BLOCK) blocks.push(lines.slice(at, at + BLOCK));
-  const numbered = lines.some((line) => line[2] !== undefined);
-  return html`<div class="diff ${numbered ? "numbered" : ""}" role="group" aria-label="Differences">${blocks.map((block) => html`<div class="block">${block.map(diffLine)}</div>`)}</div>`;
-}
-
-const DIFF = { "+": ["added", "added: "], "-": ["removed", "removed: "], "@": ["about"] };
-const diffLine = ([mark, line, number]) => {
-  const [kind, aloud] = DIFF[mark] ?? ["kept"];
-  return html`<div class=${kind} data-line=${number ?? nothing}><span class="mark" aria-hidden="true">${mark === "@" ? "" : mark}</span>${
-    aloud ? html`<span class="sr">${aloud}</span>` : nothing}<code>${shown(line)}</code></div>`;
-};
-
-export const jsonDiff = (before, after) => diffLines(lineDiff(json(before), json(after)));
+/** Render how a JSON value has changed. Its lines have no numbers: no person has written them. */
+export const jsonDiff = (before, after, options) => diffLines(lineDiff(json(before), json(after)).map(([mark, line]) => [mark, line]), options);
 
 /** Render a JSON value: text as text, objects as tables.
  *
