@@ -93,7 +93,7 @@ def test_a_search_says_while_the_index_is_incomplete_and_repeats_itself(visit, l
 
     page.route("**/api/search?*", unfinished)
     page.get_by_label("Search conversations").fill("parcel")
-    expect(page.locator(".side [role=status]")).to_contain_text("still being built")
+    expect(page.locator(".side [role=status]")).to_contain_text("not in the search index yet")
     expect(page.locator(".found a").first).to_contain_text("Where is parcel 4711?")
 
 
@@ -138,7 +138,7 @@ def test_an_archived_conversation_leaves_the_list_and_can_be_taken_back(visit, s
     archived.click()
     expect(archived).to_have_attribute("aria-pressed", "true")
     expect(rows(page).filter(has_text="put me away")).to_have_count(1)
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Unarchive").click()
     expect(rows(page).filter(has_text="put me away")).to_have_count(0)
     archived.click()
     expect(rows(page).filter(has_text="put me away")).to_have_count(1)

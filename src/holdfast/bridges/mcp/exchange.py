@@ -32,10 +32,10 @@ import msgspec
 from holdfast.bridges.mcp.call_state import carry_samples, is_polled, load_value, pack_value, without
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
 from holdfast.bridges.mcp.http import CALL_KEY
+from holdfast.bridges.mcp.model_requests import Sampling
 from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
 from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
-from holdfast.bridges.mcp.sampling import Sampling
 from holdfast.core.decisions import Principal
 from holdfast.core.tool import Ask, Continue
 from holdfast.errors import ToolError

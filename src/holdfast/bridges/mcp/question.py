@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.bridges.mcp.connection import clean_text
-from holdfast.bridges.mcp.sampling import Sample, Sampling, read_sample
+from holdfast.bridges.mcp.model_requests import Sample, Sampling, read_sample
 from holdfast.core.schema.validation import compile_schema
 from holdfast.core.tool import Ask
 from holdfast.errors import Invalid, ToolError

@@ -28,8 +28,8 @@ from holdfast.bridges.mcp.definition import (
     refusal_of,
 )
 from holdfast.bridges.mcp.exchange import Exchange, ToolPlan
+from holdfast.bridges.mcp.model_requests import SAMPLING, Sampling
 from holdfast.bridges.mcp.offers import PROMPT_TOOLS, RESOURCE_TOOLS, Method, offered_tools
-from holdfast.bridges.mcp.sampling import SAMPLING, Sampling
 from holdfast.bridges.mcp.stdio import ProgramSandbox
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.tool import RECOVERIES, fingerprint_of, parse_duration

@@ -149,7 +149,7 @@ export function apply(view, event) {
       note(`${event.by.id} renamed this conversation: ${event.title}`);
       break;
     case "ConversationArchived":
-      note(event.archived ? `${event.by.id} archived this conversation.` : `${event.by.id} took this conversation back from the archive.`);
+      note(event.archived ? `${event.by.id} archived this conversation.` : `${event.by.id} unarchived this conversation.`);
       break;
     case "ConversationImported":
       for (const call of view.calls.values()) call.pending = null;

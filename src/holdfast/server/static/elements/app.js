@@ -5,9 +5,6 @@ import { Element, html, nothing, shown } from "./base.js";
 import { spoken, aloud } from "./chat.js";
 import "./conversations.js";
 import "./inbox.js";
-import "./deputies.js";
-import "./history.js";
-import "./timeline.js";
 
 const REFRESH = 10_000; // milliseconds
 
@@ -17,6 +14,9 @@ const VIEWS = {
   history: { title: "History", view: ({ client, titles }) => html`<holdfast-history .client=${client} .titles=${titles}></holdfast-history>` },
   deputies: { title: "Deputies", view: ({ client }) => html`<holdfast-deputies .client=${client}></holdfast-deputies>` },
 };
+
+// Elements that are loaded when their view is first opened.
+const LATER = { history: () => import("./history.js"), deputies: () => import("./deputies.js"), timeline: () => import("./timeline.js") };
 
 class App extends Element {
   static properties = { client: {}, route: { state: true }, titles: { state: true }, drawer: { state: true }, theme: { state: true }, me: { state: true }, problem: { state: true }, spoken: { state: true } };
@@ -50,7 +50,7 @@ class App extends Element {
     });
     this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = spoken(this.spoken, `Waiting: ${detail.prompt || detail.tool}`))); // the open conversation announces its own
     this.watch(this.client, "connection", () => {
-      if (this.client.connection === "online") this.#identify();
+      if (this.client.connection === "online") this.#identify(), this.#load();
       this.requestUpdate();
     });
     this.#identify();
@@ -71,6 +71,12 @@ class App extends Element {
     const [, place, id, seq] = path.split("/");
     this.route = (place === "c" || place === "t") && id ? { place: place === "c" ? "chat" : "timeline", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home", query };
     this.drawer = false;
+    this.#load();
+  }
+
+  // If the server cannot be reached, the page says so, and this is tried again when it can.
+  #load() {
+    LATER[this.route.place]?.().catch(() => {});
   }
 
   // The filters of a view are in the address. Choosing one is a step that Back undoes; typing is not.

@@ -152,7 +152,7 @@ class Conversations extends Element {
     if (!this.found) return this.archived ? (this.list.length ? "Archived conversations" : "No conversation is archived.") : nothing;
     const { hits, next, complete } = this.found;
     const count = hits.length ? `${hits.length}${next ? " or more" : ""} found` : "Nothing found";
-    return complete ? count : `${count} so far. The search index is still being built.`;
+    return complete ? count : `${count} so far. Some conversations are not in the search index yet.`;
   }
 
   #list() {
@@ -169,7 +169,7 @@ class Conversations extends Element {
     return html`<li class=${here ? "open" : ""}><a class="link ${here ? "here" : ""}" href="#/c/${encodeURIComponent(each.conversation)}" aria-current=${here ? "page" : nothing}>
       <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name" title=${oneLine(title, 200)}>${shown(title)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
       ${waiting ? html`<span class="badge">${waiting}<span class="sr"> waiting</span></span>` : nothing}</a>
-      ${here ? html`<span class="change"><button type="button" class="quiet edit" @click=${this.#edit}>Rename</button><button type="button" class="quiet" @click=${() => this.#archive(each)}>${this.archived ? "Take back" : "Archive"}</button></span>` : nothing}</li>`;
+      ${here ? html`<span class="change"><button type="button" class="quiet edit" @click=${this.#edit}>Rename</button><button type="button" class="quiet" @click=${() => this.#archive(each)}>${this.archived ? "Unarchive" : "Archive"}</button></span>` : nothing}</li>`;
   }
 
   #results() {

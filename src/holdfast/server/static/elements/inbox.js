@@ -16,7 +16,6 @@ import { TEXT, FIELD, adrift } from "../writing.js";
 import { readFilters, writeFilters, activeFilters, matcher, order, choices, savedFilters, saveFilter, AGES, CHIPS, DUES, FIELDS, KINDS, SORTS } from "../filters.js";
 import { notices } from "../notices.js";
 import "./approval.js";
-import "./batch.js";
 import "./question.js";
 import "./outcome.js";
 import "./markdown.js";
@@ -267,7 +266,8 @@ class InboxView extends Element {
     sampleAll();
   }
 
-  #batch() {
+  async #batch() {
+    if (!await import("./batch.js").catch(() => null)) return; // the page says that the server cannot be reached
     // Includes selected rows that the filter hides.
     const batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry)));
     if (batch.length) Object.assign(this, { batch, done: null, failures: [] });
