@@ -354,7 +354,7 @@ def test_fifty_mixed_requests_are_decided_without_a_mouse_and_every_decision_is_
     names = [stage.conversation("mixed", name=f"mixed-{n}") for n in range(5)]
     for name in names:
         stage.pending_calls(name, 10)
-    page = open_inbox(visit, stage, "", 40)  # the others are rendered once the keys get there
+    page = open_inbox(visit, stage, "", 50)
     for _ in range(50):
         page.keyboard.press("j")
         expect(page.locator(".row.at .head")).to_be_focused()
@@ -403,8 +403,8 @@ def test_of_a_thousand_requests_only_the_first_rows_are_rendered_and_a_decision_
     visitor.context.add_init_script(LONG_TASKS)
     page = visitor.page("inbox")
     rows = page.locator(".row")
-    expect(rows).to_have_count(40)
-    expect(page.get_by_role("button", name="960 more")).to_be_attached()
+    expect(rows).to_have_count(100)
+    expect(page.get_by_role("button", name="900 more")).to_be_attached()
     record_property("shown after (ms)", page.evaluate("performance.now()"))
     record_property("long tasks while loading", page.evaluate("window.longTasks ?? []"))
     page.evaluate("window.longTasks = []")
@@ -418,19 +418,19 @@ def test_of_a_thousand_requests_only_the_first_rows_are_rendered_and_a_decision_
     expect(page.locator(".row.open .stale")).to_be_focused()
     assert requests.count("POST") == 1
     assert len(requests) <= 4  # the last messages, the decision, and who has decided
-    expect(rows).to_have_count(40)
+    expect(rows).to_have_count(100)
     record_property("long tasks of a decision", page.evaluate("window.longTasks"))
     page.evaluate("window.longTasks = []")
-    for shown in (80, 120, 160):
+    for shown in (140, 180, 220):
         page.locator(".rows").evaluate("list => list.scrollTo(0, list.scrollHeight)")
         expect(rows).to_have_count(shown)
     page.wait_for_timeout(500)
-    expect(rows).to_have_count(160)  # nothing is added until the end is scrolled to again
+    expect(rows).to_have_count(220)  # nothing is added until the end is scrolled to again
     record_property("long tasks while scrolling", page.evaluate("window.longTasks"))
     page.get_by_label("Filter", exact=True).fill('flood-9 "amount":99')  # a row that is not rendered
     expect(page.locator(".row:not(.open)")).to_have_count(1)
     page.get_by_label("Filter", exact=True).fill("")
-    expect(rows).to_have_count(40)
+    expect(rows).to_have_count(100)
     page.get_by_role("button", name="Select all").click()
     dialog_name = "Review 999 requests"
     page.get_by_role("button", name="Review 999 selected").click()

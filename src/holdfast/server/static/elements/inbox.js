@@ -21,7 +21,7 @@ import "./outcome.js";
 import "./markdown.js";
 import "./time.js";
 
-const ROWS = 40; // rows rendered at first, and added at the end of the list
+const ROWS = 100, MORE = 40; // rows rendered at first, and added at the end of the list
 const REFRESH = 10_000; // milliseconds between two looks at ages and deadlines, by which rows are filtered
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Shift ↓ / ↑", "select a range"], ["A", "select all that the filter shows"], ["Enter", "open or close"], ["a", "open, read on, approve at the end; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["f", "more filters"], ["Esc", "back"], ["?", "this help"]];
 const LABELS = { tool: "Tool", risk: "Risk", agent: "Agent", requester: "Requester" };
@@ -38,7 +38,7 @@ class InboxView extends Element {
     super.connectedCallback();
     this.tick(REFRESH);
     this.watch(document, "keydown", (event) => this.#key(event));
-    this.#end = new IntersectionObserver((entries) => entries.some(({ isIntersecting }) => isIntersecting) && (this.limit += ROWS));
+    this.#end = new IntersectionObserver((entries) => entries.some(({ isIntersecting }) => isIntersecting) && (this.limit += MORE));
   }
 
   disconnectedCallback() {
@@ -161,7 +161,7 @@ class InboxView extends Element {
     const entry = rows[Math.max(0, Math.min(rows.length - 1, to))];
     if (!entry) return;
     this.at = keyOf(entry);
-    this.limit = Math.max(this.limit, rows.indexOf(entry) + ROWS / 2);
+    this.limit = Math.max(this.limit, rows.indexOf(entry) + MORE);
     await this.updateComplete;
     const row = this.querySelector(".row.at");
     row?.querySelector(".head").focus();
@@ -313,7 +313,7 @@ class InboxView extends Element {
       ${this.panel ? this.#filterPanel(filters, all) : nothing}
       <p role="status" class=${this.done ? `notice ${this.failures.length ? "bad" : "good"}` : "sr"}>${shown(this.done ?? "")}</p>
       ${this.failures.length ? html`<ul class="failures">${this.failures.map(({ entry, why }) => html`<li><b>${shown(entry.prompt || entry.tool)}</b> ${shown(why)}</li>`)}</ul>` : nothing}</div>
-      ${rows.length ? html`<ul class="rows">${repeat(rendered, keyOf, (entry) => this.#row(entry))}${rendered.length < rows.length ? html`<li class="more"><button type="button" @click=${() => (this.limit += ROWS)}>${rows.length - rendered.length} more</button></li>` : nothing}</ul>`
+      ${rows.length ? html`<ul class="rows">${repeat(rendered, keyOf, (entry) => this.#row(entry))}${rendered.length < rows.length ? html`<li class="more"><button type="button" @click=${() => (this.limit += MORE)}>${rows.length - rendered.length} more</button></li>` : nothing}</ul>`
         : all.length ? html`<div class="empty"><h2>No matches</h2><p>${all.length} waiting; clear the filter.</p></div>`
         : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing is waiting" : "Opening…"}</h2><p>Calls that need a person appear here.</p></div>`}
       ${rows.length && open < 0 ? html`<p class="beside">Open a request to see it here.</p>` : nothing}
