@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,11 +53,11 @@ async def wipe(disk: str) -> str:
 
 
 @declare(executor="human", prompt="Which colour?")
-async def colour() -> str:
+async def colour() -> str:  # pyright: ignore[reportReturnType]
     """Ask for a colour."""
 
 
-def runtime(clock=None, *calls, store="memory:", **rules):
+def runtime(clock=None, *calls, store: Any = "memory:", **rules):
     steps = [[call] for call in calls or (ToolCall("pay", {"amount": 100, "to": "Zürich"}),)]
     model = ScriptedModel([*steps, "Done."], follow=True)
     return Runtime(agent(model, pay, wipe, colour), store=store, clock=clock or Clock(1000.0), **rules)
@@ -115,7 +116,7 @@ async def test_every_way_in_which_a_call_ends_its_wait_is_in_the_history():
         assert (cancelled.kind, cancelled.by.id, cancelled.reason, cancelled.call) == ("cancel", "bob", "too late", "")
         assert (extended.kind, extended.tool, extended.until) == ("extend", "pay", 1000.0 + 7200)
         assert (answered.kind, answered.tool, answered.value, answered.args) == ("answer", "colour", "red", {})
-    assert len(DECISION_KINDS) == len(set(DECISION_KINDS)) == 15
+    assert len(DECISION_KINDS) == len(set(DECISION_KINDS)) == 16
 
 
 async def test_an_expired_call_is_decided_by_the_system():
@@ -248,16 +249,16 @@ async def test_what_a_viewer_may_not_see_is_not_in_its_history():
 async def test_wrong_filters_are_refused():
     async with runtime() as rt:
         with pytest.raises(Invalid, match="a kind of decision is one of approve, edit"):
-            await rt.decisions(kinds=["approved"])
+            await rt.decisions(kinds=["approved"])  # pyright: ignore[reportArgumentType]
         with pytest.raises(Invalid, match=r'`kinds` is a list, such as \["deny"\]'):
-            await rt.decisions(kinds="deny")
+            await rt.decisions(kinds="deny")  # pyright: ignore[reportArgumentType]
         for cursor in ("", "x", "1.0:2", "nan:1:c", "1.0:-1:c", "inf:1:c"):
             with pytest.raises(Invalid, match="is no cursor of the history of decisions"):
                 await rt.decisions(cursor=cursor)
         with pytest.raises(Invalid, match="`since` needs a time zone"):
             await rt.decisions(since=datetime(2027, 1, 1))
         with pytest.raises(Invalid, match="`who` is text"):
-            await rt.decisions(who=3)
+            await rt.decisions(who=3)  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_history_of_a_store_that_was_not_indexed_yet_is_complete_later(monkeypatch):

@@ -1,5 +1,7 @@
 """Grace windows: an approval can be taken back for a while before its call runs, whichever processes die meanwhile."""
 
+from typing import Any
+
 import pytest
 from support.async_tests import until
 from support.runtimes import Clock, agent, looked, of
@@ -23,8 +25,10 @@ from holdfast.stores.memory import MemoryStore
 HOUR = 3600.0
 
 
-def payments(ran, replies=None, **options):
-    @tool(approval="required", **{"grace": "30s", "expires": "1h", **options})
+def payments(ran, replies=None, **options: Any):
+    with_defaults: dict[str, Any] = {"grace": "30s", "expires": "1h", **options}
+
+    @tool(approval="required", **with_defaults)
     async def pay(amount: int) -> int:
         """Pay an amount."""
         ran.append(amount)
@@ -103,6 +107,32 @@ async def test_an_approval_that_is_taken_back_waits_again_with_the_time_that_it_
         await rt.resolve(waiting, Deny("a mistake"), by="bob")
         assert (await rt.wait("c")).text == "done"
         assert not ran
+
+
+async def test_history_timeline_and_metrics_tell_an_approval_that_was_taken_back():
+    """The history of decisions lists both; the call counts as waiting again; its wait is one bar, which ends when the
+    last window does [B121, B122, B123]."""
+    clock, ran = Clock(), []
+    async with Runtime(payments(ran), clock=clock) as rt:
+        entry = await pending_call(rt)
+        await rt.resolve(entry, Approve(), by="ada")
+        await rt.take_back(entry, by="bob")
+        metrics = {each.family.name: each.values for each in await rt.metrics()}
+        assert metrics["holdfast_approvals_taken_back_total"] == {("pay",): 1}
+        assert metrics["holdfast_waiting_calls"] == {("pay", "approval", "under_1m"): 1}
+        await rt.resolve(entry, Approve(), by="ada")
+        clock.now += 30
+        assert (await rt.wait("c")).text == "done"
+        page = await rt.decisions(verify=True)
+        assert [(each.kind, each.by.id, each.verified) for each in page.decisions] == [
+            ("approve", "ada", True),
+            ("take_back", "bob", True),
+            ("approve", "ada", True),
+        ]
+        (turn,) = (await rt.timeline("c")).turns
+        (wait,) = (span for span in turn.spans if span.kind == "approval")
+        assert (wait.outcome, wait.by, wait.duration) == ("approved", ("ada",), 30_000)
+        assert turn.spent.people == turn.duration == 30_000
 
 
 async def test_a_taken_back_call_expires_if_nobody_decides_it_again():

@@ -54,7 +54,7 @@ def count_plainly(logs):
     counts = defaultdict(Counter)
     for lines in logs.values():
         events = [json.loads(line) for line in lines]
-        tools, agents, suspended = {}, {}, {}
+        tools, agents, suspended, asked = {}, {}, {}, {}
         for event in events:
             for made in event.get("calls", ()) if event["type"] == "AssistantSaid" else ():
                 unknown = made.get("refused", {}).get("kind") == "unknown_tool"
@@ -69,12 +69,15 @@ def count_plainly(logs):
                 reason = "halted" if event.get("halted") else event["reason"]
                 counts["holdfast_turns_ended_total"][agents[event["turn"]], reason] += 1
             elif kind == "CallSuspended":
-                suspended[event["call_id"]] = event
+                suspended[event["call_id"]] = asked[event["call_id"]] = event
                 counts["holdfast_suspensions_total"][tool_name, event["kind"]] += 1
             elif kind == "CallResolved":
                 outcome = event["decision"]["type"]
                 counts["holdfast_decisions_total"][tool_name, event["kind"], outcome] += 1
                 counts["seconds"][tool_name, outcome] += event["at"] - suspended.pop(event["call_id"])["at"]
+            elif kind == "ApprovalTakenBack":
+                suspended[event["call_id"]] = asked[event["call_id"]]
+                counts["holdfast_approvals_taken_back_total"][tool_name,] += 1
             elif kind in ("CallReturned", "CallStarted"):
                 suspended.pop(event["call_id"], None)
                 if kind == "CallReturned":
@@ -105,6 +108,7 @@ def totals(samples):
         "holdfast_turns_ended_total",
         "holdfast_suspensions_total",
         "holdfast_decisions_total",
+        "holdfast_approvals_taken_back_total",
         "holdfast_calls_total",
         "holdfast_call_runs_total",
         "holdfast_model_requests_total",

@@ -240,7 +240,7 @@ async def test_an_approval_of_a_high_risk_tool_is_remembered_without_an_end_only
     """Else it needs a duration; the refusal says so and is logged [B37]."""
     for allowed in (False, True):
         ran = []
-        more = {"may_grant": lambda *_: True} if allowed else {}
+        more: dict[str, Any] = {"may_grant": lambda *_: True} if allowed else {}
         model = ScriptedModel([[refund_call(5)], "done"])
         async with Runtime(agent(model, refund_tool(ran, risk="high")), **rules, **more) as rt:
             turn, (entry,) = await send_and_wait(rt)

@@ -151,6 +151,7 @@ class SQLiteBackend(SQLBackend):
 
     def change_event(self, seq, change):
         ((body,),) = self.sql(f"SELECT body FROM events WHERE id & 0xffffff = {seq}")
+        assert isinstance(body, bytes)
         body = compress_body(change(decompress_body(body)))
         self.write(f"UPDATE events SET body = {{}} WHERE id & 0xffffff = {seq}", body)
 

@@ -18,6 +18,7 @@ from holdfast.core.decisions import (
 )
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     CallResolved,
     CancelRequested,
     ConversationImported,
@@ -38,6 +39,7 @@ DecisionKind = Literal[
     "expired",
     "detached",
     "vote",
+    "take_back",
     "extend",
     "refused",
     "cancel",
@@ -51,6 +53,7 @@ deny, answer, submit:       as in the decisions of the same names
 client_result, failed:      a client or a person reported a result, or that the call failed
 expired, detached:          the runtime ended the wait: the deadline passed, or no client was there
 vote, extend:               one of several approvals was given, or more time; the call kept waiting
+take_back:                  an approval was undone inside its grace window; the call waits again
 refused:                    a principal tried to decide and was not allowed to
 cancel, revoke, import:     a turn was cancelled, a remembered approval was revoked, a log was imported
 """
@@ -64,6 +67,8 @@ def kind_of(event: AnyEvent) -> DecisionKind | None:
             return _kind_of_resolution(event.decision)
         case VoteCast():
             return "vote"
+        case ApprovalTakenBack():
+            return "take_back"
         case DeadlineExtended():
             return "extend"
         case ResolutionRefused():
@@ -102,6 +107,6 @@ def _kind_of_resolution(decision: Recorded) -> DecisionKind:
 
 def represented_by(event: AnyEvent) -> Principal | None:
     """Return the principal for whom a deputy took this decision, or None."""
-    if isinstance(event, CallResolved | VoteCast | DeadlineExtended | CancelRequested):
+    if isinstance(event, CallResolved | ApprovalTakenBack | VoteCast | DeadlineExtended | CancelRequested):
         return event.on_behalf_of
     return None

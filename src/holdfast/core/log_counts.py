@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     Attempt,
@@ -119,6 +120,7 @@ LOG_FAMILIES: dict[str, Family] = {
         Family("holdfast_suspensions_total", "counter", ("tool", "kind"), "Calls that began to wait."),
         Family("holdfast_decisions_total", "counter", ("tool", "kind", "outcome"), "Waits that a decision ended."),
         Family("holdfast_decision_seconds", "histogram", ("tool", "outcome"), "From a suspension to its decision."),
+        Family("holdfast_approvals_taken_back_total", "counter", ("tool",), "Approvals undone in their grace window."),
         Family("holdfast_votes_total", "counter", ("tool",), "Approvals of calls that need several."),
         Family("holdfast_extensions_total", "counter", ("tool",), "Deadlines that were extended."),
         Family("holdfast_reminders_total", "counter", ("tool",), "Reminders of waiting calls."),
@@ -140,13 +142,15 @@ LOG_FAMILIES: dict[str, Family] = {
 class _Call:
     """A call of the open turn."""
 
-    __slots__ = ("epoch", "kind", "since", "tool")
+    __slots__ = ("asked", "epoch", "kind", "since", "tool")
 
     def __init__(self, tool: str):
         self.tool = tool
         self.kind = ""
         self.since: float | None = None
         """When it was suspended; None: it does not wait."""
+        self.asked: float | None = None
+        """When it was last suspended, also if it does not wait any more."""
         self.epoch: int | None = None
         """The lease epoch of the run that has no outcome yet."""
 
@@ -200,6 +204,10 @@ class LogCounts:
                 self._suspend(self._call(conversation, event.call_id, event.tool), event)
             case CallResolved():
                 self._resolve(self._call(conversation, event.call_id), event)
+            case ApprovalTakenBack():
+                call = self._call(conversation, event.call_id)
+                self._count("approvals_taken_back", call.tool)
+                call.since = call.asked
             case CallStarted():
                 self._start(self._call(conversation, event.call_id), event)
             case CallReturned():
@@ -263,7 +271,7 @@ class LogCounts:
         return (found and found.calls.get(id)) or _Call(tool)
 
     def _suspend(self, call: _Call, event: CallSuspended) -> None:
-        call.kind, call.since = event.kind, event.at
+        call.kind, call.since, call.asked = event.kind, event.at, event.at
         if not event.recovery:
             call.epoch = None  # the run before has ended: it asked
         self._count("suspensions", call.tool, event.kind)

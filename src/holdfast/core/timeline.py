@@ -7,7 +7,7 @@ these that applies:
 model    the model is to reply, or to answer a message sent while the turn waits
 tools    a tool call runs
 other    a call is prepared (hooks, preview, waiting for a slot), or none of these
-people   a call waits for a person or a client, and no work remains
+people   a call waits for a person, a client or the end of a grace window, and no work remains
 =======  ===========================================================================
 
 So every moment of a turn is counted once, and the categories add up to the turn's duration. Waiting counts as people's
@@ -39,6 +39,7 @@ from holdfast.core.events import (
     CallSuspended,
     CancelRequested,
     ConversationImported,
+    GraceEnded,
     HistorySummarised,
     MessageReceived,
     OutputRejected,
@@ -408,6 +409,8 @@ class _TurnBuilder:
             pass  # the system decided, not a person
         elif isinstance(event, CallResolved) and event.call_id == call:
             by.append(name_decider(event.by, event.on_behalf_of))
+        elif isinstance(event, GraceEnded) and event.call_id == call:
+            by.append(name_decider(event.approver, event.on_behalf_of))
         span = Span(
             kind=activity.kind,
             start=opened.start,
@@ -526,6 +529,8 @@ def _outcome_of(activity: _Activity, event: AnyEvent, epoch: int | None) -> str:
             return (
                 "no client" if isinstance(event.decision, Detached) else PAST_TENSE.get(type(event.decision), "decided")
             )
+        case GraceEnded() if own:
+            return "approved"
         case ConversationImported():
             return "interrupted"
         case TurnEnded():

@@ -32,6 +32,7 @@ from holdfast.core.decisions import (
 )
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     CallResolved,
     CallSuspended,
     CancelRequested,
@@ -103,7 +104,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     scope: GrantScope | None = None
     """Where it was remembered."""
     until: float | None = None
-    """The new deadline, if it was extended."""
+    """The new deadline, if it was extended or the approval taken back."""
     attempted: str | None = None
     """The decision that was refused."""
     votes: tuple[Vote, ...] = ()
@@ -250,6 +251,8 @@ class _Page:
                 elif isinstance(each, VoteCast) and each.call_id == row.call:
                     represented = None if each.on_behalf_of is None else _public(each.on_behalf_of)
                     votes.append(Vote(by=_public(each.by), at=each.at, seq=each.seq, on_behalf_of=represented))
+                elif isinstance(each, ApprovalTakenBack) and each.call_id == row.call:
+                    votes = [vote for vote in votes if vote.seq != each.vote]
         if shown is not None and getattr(event, "call_id", None) != shown.call_id:
             shown, votes = None, []  # the row names another call than the log
         return event, shown, tuple(votes)
@@ -349,6 +352,8 @@ def _details_of(event: AnyEvent) -> dict[str, Any]:
             return {"reason": event.reason, "attempted": event.decision}
         case DeadlineExtended():
             return {"until": event.until}
+        case ApprovalTakenBack():
+            return {"until": event.deadline}
         case CancelRequested():
             return {"reason": event.reason or ""}
         case _:

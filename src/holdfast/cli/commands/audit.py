@@ -37,6 +37,7 @@ WORDS: dict[DecisionKind, str] = {
     "detached": "no client",
     "vote": "voted for",
     "extend": "extended",
+    "take_back": "approval taken back",
     "cancel": "turn cancelled",
     "revoke": "grant revoked",
     "import": "log imported",

@@ -10,9 +10,9 @@ const PAGE = 50; // decisions
 const AGAIN = 2000; // milliseconds until the first page is read again while the index is being built
 const BURST = 1000; // milliseconds after a change of the inbox
 
-const WORDS = { approve: "approved", edit: "approved as edited", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired", detached: "no page could run it", vote: "voted for", extend: "given more time", refused: "refused", cancel: "turn cancelled", revoke: "remembered approval revoked", import: "log imported" };
-const TONES = { deny: "bad", refused: "bad", failed: "bad", expired: "warn", detached: "warn", cancel: "warn", approve: "good", edit: "good" };
-const KINDS = [["", "Every decision"], ["approve,edit,vote", "Approvals"], ["deny", "Denials"], ["answer,submit,client_result,failed", "Answers and results"], ["expired,detached", "Expired"], ["refused", "Refused attempts"], ["extend", "More time"], ["cancel,revoke,import", "Cancelled, revoked, imported"]];
+const WORDS = { approve: "approved", edit: "approved as edited", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired", detached: "no page could run it", vote: "voted for", take_back: "approval taken back", extend: "given more time", refused: "refused", cancel: "turn cancelled", revoke: "remembered approval revoked", import: "log imported" };
+const TONES = { deny: "bad", refused: "bad", failed: "bad", expired: "warn", detached: "warn", cancel: "warn", take_back: "warn", approve: "good", edit: "good" };
+const KINDS = [["", "Every decision"], ["approve,edit,vote", "Approvals"], ["deny", "Denials"], ["answer,submit,client_result,failed", "Answers and results"], ["expired,detached", "Expired"], ["refused", "Refused attempts"], ["extend", "More time"], ["take_back", "Approvals taken back"], ["cancel,revoke,import", "Cancelled, revoked, imported"]];
 const EMPTY = { text: "", kinds: "", mine: false, who: "", tool: "", conversation: "", from: "", to: "" };
 
 // A day begins and ends in the time zone of the browser.
