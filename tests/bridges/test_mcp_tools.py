@@ -155,7 +155,7 @@ async def test_a_changed_definition_voids_grants_and_asks_again() -> None:
     agent = Agent("desk", model=ScriptedModel([call, call, call, "Done."]), tools=[source])
     async with Runtime(agent) as rt:
         result = await rt.run("go", conversation="c", by="ada")
-        await rt.resolve(result.pending[0], Approve(remember="tool"), by="boss")
+        await rt.resolve(result.pending[0], Approve(remember="tool", duration="1h"), by="boss")
         tools[0] = definition("refund", annotations={"title": "Refund", "destructiveHint": True})
         await until(lambda: _returned(rt, 1))
         await source.refresh()

@@ -36,13 +36,13 @@ def test_migrate_with_dry_run_lists_the_steps_and_changes_nothing(desk, kind):
     for _ in range(2):
         result = desk("migrate", "--dry-run", "--store", url)
         assert result.code == 0, result.err
-        assert "no store yet, would become schema 4\n  1  the first tables\n  2  checksums of" in result.out
+        assert "no store yet, would become schema 5\n  1  the first tables\n  2  checksums of" in result.out
     assert list(desk.path.iterdir()) == []
     result = desk("migrate", "--store", url)
     assert result.code == 0, result.err
-    assert "no store yet, is now schema 4" in result.out
+    assert "no store yet, is now schema 5" in result.out
     for words in (("--dry-run",), ()):
-        assert "schema 4, nothing to do" in desk("migrate", *words, "--store", url).out
+        assert "schema 5, nothing to do" in desk("migrate", *words, "--store", url).out
     send(url, "c")
     assert desk("verify", "--store", url).code == 0
 
@@ -184,10 +184,10 @@ def test_a_migration_that_waits_for_a_lock_names_its_holder_once(monkeypatch, ca
     pid = asyncio.run(migrate_while_locked())
     listen()
     out, err = output
-    assert out.endswith("  5  a column\n")
+    assert out.endswith("  6  a column\n")
     lines = err.splitlines()  # also of connecting and the like, where that takes long
     assert f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ..." in lines
-    assert "step 5: a column ..." in lines
+    assert "step 6: a column ..." in lines
     assert len(set(lines)) == len(lines)
     pg.drop(url)
 

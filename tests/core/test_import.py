@@ -23,6 +23,7 @@ from holdfast.core.inputs import (
     Resolve,
     SendMessage,
     ValueOutcome,
+    WindowPassed,
 )
 from holdfast.core.state import State, evolve, pending_entries, shared_grants, status_of
 from holdfast.core.tool import Deciders, Definition
@@ -44,8 +45,8 @@ def prefixes(path):
         yield now
 
 
-def apply_input(before, given):
-    events = decide(before, given, {}, NOW)
+def apply_input(before, given, at=NOW):
+    events = decide(before, given, {}, at)
     for event in events:
         before = evolve(before, event)
     return before, events
@@ -115,6 +116,9 @@ def check_asked_again(before):
     for entry in asked:
         for by in (ANN, BEN)[: entry.approvers]:
             now, _ = apply_input(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=by))
+    for call in now.turn.calls.values():
+        if call.window is not None:
+            now, _ = apply_input(now, WindowPassed(call=call.made.id), call.window.starts_at)
     now, events = run_owed_work(now)
     moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
     moved |= {entry.call for entry in pending_entries(now) if entry.kind in ("client_exec", "manual")}

@@ -1,4 +1,4 @@
-"""One Chromium and one server for all tests of the page."""
+"""One Chromium and one server for the tests of a file: what waits after the tests of other files would fill the inbox."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ def chromium() -> Iterator[Browser]:
         yield launched
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("page"))
     stage.start()

@@ -110,7 +110,7 @@ def one_vote_suffices():
     return [(wait, "add_vote", enough)]
 
 
-@mutant("and it needs 2 people")
+@mutant("1 more are missing, it says 0|and it needs 2 people")
 def votes_outlive_their_plan():
     """A call that is suspended again keeps a vote for its earlier plan."""
     apply_suspension = state._apply_suspension

@@ -435,7 +435,7 @@ async def test_grants_are_listed_and_revoked():
     async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
-        await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry, remember="tool"))
+        await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry, remember="tool", duration="1h"))
         await s.idle()
         [grant] = (await s.get("/api/grants", params={"conversation": "c"}))["grants"]
         assert (grant["tool"], grant["remember"], grant["by"]["id"]) == ("refund", "tool", "ada")
@@ -453,7 +453,7 @@ async def test_a_grant_beyond_the_conversation_is_offered_given_listed_and_revok
         call = f"{C}/calls/{entry['call']}"
         every = ["conversation", "user", "everyone"]
         assert await s.get(f"{call}/scopes") == {"args": every, "tool": every}
-        await s.post(f"{call}/resolve", approval(entry, remember="tool", scope="everyone"))
+        await s.post(f"{call}/resolve", approval(entry, remember="tool", duration="1h", scope="everyone"))
         await s.idle()
         [grant] = (await s.get("/api/grants"))["grants"]
         assert grant["id"].startswith("c/g")
@@ -473,7 +473,7 @@ async def test_a_caller_who_does_not_see_everything_may_not_have_an_approval_rem
         for scope in ("user", "everyone"):
             problem = await s.post(f"{call}/resolve", approval(entry, remember="args", scope=scope), 403)
             assert "may_grant" in problem["detail"]
-        await s.post(f"{call}/resolve", approval(entry, remember="args"))
+        await s.post(f"{call}/resolve", approval(entry, remember="args", duration="1h"))
 
 
 async def test_a_deputy_is_named_listed_and_ended():
@@ -670,7 +670,7 @@ async def test_remembering_an_approval_cancelling_and_interrupting_need_their_ri
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
-        decision = {"type": "approve", "digest": entry["digest"], "remember": "tool"}
+        decision = {"type": "approve", "digest": entry["digest"], "remember": "tool", "duration": "1h"}
         problem = await s.post(f"{C}/calls/{entry['call']}/resolve", {"decision": decision}, 403)
         assert "may_grant" in problem["detail"]
         await s.post(f"{C}/cancel", {}, 403)
@@ -753,7 +753,9 @@ async def test_the_claims_of_a_principal_are_logged_but_never_sent_to_a_viewer()
             received += [await inbox.next(), *await live.until("CallSuspended")]
             [entry] = await s.pending()
             received += [await s.get(C), await s.get(f"{C}/log"), entry]
-            remember = {"decision": {"type": "approve", "digest": entry["digest"], "remember": "tool"}}
+            remember = {
+                "decision": {"type": "approve", "digest": entry["digest"], "remember": "tool", "duration": "1h"}
+            }
             await s.post(f"{C}/calls/{entry['call']}/resolve", remember, headers=ada)
             received += [*await live.until("TurnEnded"), await s.get("/api/grants?conversation=c")]
         async with s.events(f"{C}/events") as again:

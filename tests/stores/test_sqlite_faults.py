@@ -171,7 +171,7 @@ def test_a_file_in_place_of_the_owners_directory_is_reported_with_what_to_do(pat
 
 
 def test_the_schema_version_is_the_number_of_migration_steps():
-    assert len(STEPS) == VERSION == 4
+    assert len(STEPS) == VERSION == 5
     assert APPLICATION_ID.to_bytes(4, "big") == b"HLDF"
 
 

@@ -32,10 +32,10 @@ def export_lines(page: DecisionPage, format: ExportFormat) -> Iterator[str]:
 
 async def export_decisions(pages: AsyncIterator[DecisionPage], format: ExportFormat) -> AsyncIterator[str]:
     """Yield the text of an export, a page at a time: it is never held as a whole."""
-    if format == "csv":
-        yield csv_line(CSV_COLUMNS)
+    head = csv_line(CSV_COLUMNS) if format == "csv" else ""
     async for page in pages:
-        yield "".join(export_lines(page, format))
+        yield head + "".join(export_lines(page, format))  # not alone: a refused filter must come before any text
+        head = ""
 
 
 def _cells(record: DecisionRecord) -> tuple[Any, ...]:
