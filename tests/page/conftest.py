@@ -1,4 +1,4 @@
-"""One Chromium and one server for the tests of a file: what waits after the tests of other files would fill the inbox."""
+"""One Chromium and one server for the tests of a file: leftovers of other files would fill the inbox."""
 
 from collections.abc import Iterator
 

@@ -70,7 +70,7 @@ def test_the_inbox_shows_an_approved_call_until_it_runs_and_undoes_it(visit, sta
     row = page.locator(".row").filter(has_text=conversation)
     row.locator(".head").click()
     read_and_click(row.get_by_role("button", name="Approve once"))
-    expect(row.locator("time").first).to_contain_text("approved, runs in")
+    expect(row.locator(".left")).to_contain_text("approved, runs in")
     expect(row.locator("input[type=checkbox]")).to_have_count(0)
     row.get_by_role("button", name="Undo").click()
     expect(row.get_by_role("button", name="Approve once")).to_be_visible()

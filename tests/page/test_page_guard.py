@@ -233,7 +233,7 @@ def test_the_reason_of_a_batch_is_not_carried_into_the_next_batch(visit, stage: 
     first, second = (
         stage.pending_call(stage.conversation("refund", name=f"reason-{n}"))["conversation"] for n in (1, 2)
     )
-    page = visit().page("inbox")
+    page = visit().page("inbox?q=reason-")
     dialog = page.locator("dialog.batch")
     reason = dialog.get_by_placeholder("Reason for denying")
     for name, given in ((first, "too expensive"), (second, "")):

@@ -181,6 +181,9 @@ export function ago(at, now) {
   return new Date(at * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
+/** Return when an approved call runs, by the seconds until then: "runs in 30s". */
+export const startsIn = (left) => (left > 0 ? `runs in ${duration(Math.ceil(left))}` : "is about to run");
+
 /** Describe a decision with its principal and reason. */
 export function outcome({ type, asked, args, reason, voided, takenBack }, by) {
   if (type === "detached") return "No open page could run this.";

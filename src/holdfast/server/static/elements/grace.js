@@ -1,13 +1,7 @@
 // The card of an approved call inside its grace window: when it runs, and a button that takes the approval back.
 import { html, nothing } from "lit";
 import { shown } from "./values.js";
-import { duration, spelled } from "../text.js";
-
-/** Return the seconds until an approved call may run; 0 once its window has passed. */
-export const toStart = ({ starts_at: at }, client) => Math.max(0, Math.ceil(at - client.now()));
-
-/** Return when an approved call runs, in words: "runs in 30s". */
-export const runs = (pending, client) => (toStart(pending, client) ? `runs in ${duration(toStart(pending, client))}` : "is about to run");
+import { spelled, startsIn } from "../text.js";
 
 const span = (seconds) => (seconds % 60 || seconds < 60 ? `${seconds} seconds` : seconds > 60 ? `${seconds / 60} minutes` : "one minute");
 
@@ -22,7 +16,7 @@ export function graceCard(card) {
     <header><h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3></header>
     <div class="facts">${card.about(html`<span class="chip good">approved</span>`)}
       <p class="notice good" role="status">${by} approved it.</p>
-      <p class="about">It ${runs(pending, client)}.</p></div>
+      <p class="about">It ${startsIn(pending.starts_at - client.now())}.</p></div>
     ${card.refusal()}
     ${card.problem?.final ? nothing : html`<div class="actions"><button type="button" class="undo" ?disabled=${Boolean(busy)} @click=${() => card.decide({ type: "take_back" })}>${card.label("take_back", "Undo")}</button></div>`}
   </article>`;

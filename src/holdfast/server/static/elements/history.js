@@ -35,7 +35,7 @@ class History extends Element {
     this.#load();
     this.watch(this.client.inbox, "change", () => {
       clearTimeout(this.due);
-      this.due = setTimeout(() => this.list && this.list.length <= PAGE && !this.opened.size && !this.checked && !this.busy && this.#load(), BURST);
+      this.due = setTimeout(() => this.list && this.list.length <= PAGE && !this.opened.size && !this.checked && !this.busy && this.#load(undefined, "again"), BURST);
     });
   }
 
@@ -55,11 +55,11 @@ class History extends Element {
     return Object.fromEntries(Object.entries(filters).map(([name, it]) => [name, typeof it === "string" ? it.trim() : it]).filter(([, it]) => it));
   }
 
-  // Read the first page, or the next one. An answer to an earlier question is ignored.
-  async #load(cursor) {
+  // Read the first page, or the next one; again: by itself, which holds up nothing. An answer to an earlier question is ignored.
+  async #load(cursor, busy = cursor ? "more" : "first") {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     clearTimeout(this.due);
-    Object.assign(this, { busy: cursor ? "more" : "first", problem: null });
+    Object.assign(this, { busy, problem: null });
     if (!cursor) this.checked = null;
     try {
       await this.client.me();
@@ -125,7 +125,7 @@ class History extends Element {
       ${this.complete ? nothing : html`<p class="notice" role="status">The index of decisions is still being built. What is missing appears here by itself.</p>`}
       ${list?.length ? html`<ul class="rows">${repeat(list, (each) => `${each.conversation}/${each.seq}`, (each) => this.#row(each))}</ul>`
         : this.next || this.problem ? nothing : html`<div class="empty"><h2>${list ? (Object.keys(this.#query).length ? "No matches" : "Nothing was decided yet") : "Opening…"}</h2><p>Decisions, expired calls and refused attempts appear here.</p></div>`}
-      ${this.next ? html`<p class="earlier"><button type="button" aria-disabled=${Boolean(busy)} @click=${() => this.busy || this.#load(this.next)}>${busy === "more" ? "Reading…" : "Earlier decisions"}</button></p>` : nothing}
+      ${this.next ? html`<p class="earlier"><button type="button" aria-disabled=${Boolean(busy) && busy !== "again"} @click=${() => (this.busy && this.busy !== "again") || this.#load(this.next)}>${busy === "more" ? "Reading…" : "Earlier decisions"}</button></p>` : nothing}
     </div>`;
   }
 

@@ -6,7 +6,6 @@
 // Of a long list only the first rows are rendered, and more when its end is scrolled to. Where there is room, the style
 // sheet shows the open card beside the list; in the document it always follows its row.
 import { Element, html, nothing, shown, named } from "./base.js";
-import { runs } from "./grace.js";
 import { several, hasVoted, barred, tally, summary, meanwhile } from "./votes.js";
 import { Guard, sampleAll } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
@@ -355,7 +354,7 @@ class InboxView extends Element {
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${entry.kind === "approval" ? html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${voted ? "good" : ""}">${tally(entry)}${voted ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}` : html`<span class="chip">${CHIPS[entry.kind]}</span>`}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · <holdfast-time .client=${this.client} .at=${entry.since}></holdfast-time> · ${named(entry.conversation, title)}</span>
-          ${entry.starts_at ? html`<span class="left">approved, ${runs(entry, this.client)}</span>` : html`<holdfast-time class="left" .mode=${"left"} .client=${this.client} .at=${entry.deadline}></holdfast-time>`}</button></div>
+          ${entry.starts_at ? html`<span class="left">approved, <holdfast-time .mode=${"start"} .client=${this.client} .at=${entry.starts_at}></holdfast-time></span>` : html`<holdfast-time class="left" .mode=${"left"} .client=${this.client} .at=${entry.deadline}></holdfast-time>`}</button></div>
       ${open ? html`<div class="opened">${this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p><holdfast-outcome .client=${this.client} .pending=${entry}></holdfast-outcome>`
         : entry.kind === "approval" ? html`<holdfast-approval .place=${title || true} .client=${this.client} .pending=${entry}></holdfast-approval>` : html`<holdfast-question .place=${title || true} .client=${this.client} .pending=${entry}></holdfast-question>`}
       ${!this.gone && this.said?.length ? html`<section class="said" aria-label="Last messages">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<holdfast-markdown .text=${text}></holdfast-markdown>`)}</section>` : nothing}</div>` : nothing}</li>`;

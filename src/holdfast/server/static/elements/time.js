@@ -1,7 +1,7 @@
 // <holdfast-time>: a time in words that stay current, with the date and the time zone on hover.
-//   properties  at: seconds since the epoch   client: Client (its clock)   mode: "age" ("4 min") | "left" ("1:05", "expired")
+//   properties  at: seconds since the epoch   client: Client (its clock)   mode: "age" ("4 min") | "left" ("1:05", "expired") | "start" ("runs in 30s")
 // Its text changes by itself: the element around it does not render for that.
-import { ago, duration } from "../text.js";
+import { ago, duration, startsIn } from "../text.js";
 
 const INTERVAL = 1000; // milliseconds
 const SOON = 60; // seconds before a deadline that is shown in red
@@ -45,7 +45,7 @@ class Time extends HTMLElement {
     if (!Number.isFinite(this.#at)) return;
     const time = this.firstElementChild ?? this.appendChild(document.createElement("time"));
     const now = this.client?.now() ?? Date.now() / 1000, left = this.#at - now;
-    const words = this.mode === "age" ? ago(this.#at, now) : left > 0 ? duration(Math.ceil(left)) : "expired";
+    const words = { age: () => ago(this.#at, now), left: () => (left > 0 ? duration(Math.ceil(left)) : "expired"), start: () => startsIn(left) }[this.mode]();
     if (time.textContent !== words) time.textContent = words;
     time.classList.toggle("soon", this.mode === "left" && left < SOON);
     const iso = new Date(this.#at * 1000).toISOString();
