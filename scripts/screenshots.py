@@ -32,6 +32,10 @@ def open_row(page: Page) -> None:
     page.locator(".row.open .card").wait_for()
 
 
+def open_bar(page: Page) -> None:
+    page.locator("svg.lanes g").first.click()
+
+
 def answer_question(page: Page) -> None:
     page.locator("holdfast-question").get_by_label("seats", exact=True).fill("12")
     read_and_click(page.get_by_role("button", name="Send the answer"))
@@ -140,6 +144,8 @@ def main(folder: Path, *only: str) -> None:
                 "inbox": ("inbox", None),
                 "inbox-open": ("inbox", open_row),
                 "batch": ("inbox", review_batch),
+                "history": ("history", None),
+                "timeline": ("t/kept", open_bar),
                 "home": ("", None),
             }
             for look, options in LOOKS.items():
