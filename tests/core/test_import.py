@@ -117,7 +117,7 @@ def check_asked_again(before):
         for by in (ANN, BEN)[: entry.approvers]:
             now, _ = apply_input(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=by))
     for call in now.turn.calls.values():
-        if call.window is not None:
+        if call.window is not None and call.window.starts_at is not None:
             now, _ = apply_input(now, WindowPassed(call=call.made.id), call.window.starts_at)
     now, events = run_owed_work(now)
     moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
